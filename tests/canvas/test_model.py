@@ -17,8 +17,8 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import MASK, PROMPTS, Recorded, decode, masked, run
 from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import VOCAB
-from tests.matrix.cells import every
 
 LENGTH, BLOCK = 8, 4
 LONGER = 12  # with something beyond the far field
@@ -55,7 +55,7 @@ def test_logits_are_the_models_own(shift: int, block: int | None) -> None:
     assert torch.allclose(model.logits[0], own, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "shift"), [*every(2, [("llama", 0), ("qwen3", 1)])])
+@pytest.mark.parametrize(("name", "shift"), every(2, [("llama", 0), ("qwen3", 1)]))
 def test_a_plan_that_refreshes_always_is_none(name: str, shift: int) -> None:
     plain = masked(name, shift=shift)
     expected = run(Stepwise(block=BLOCK), plain, LENGTH)
@@ -71,9 +71,9 @@ def test_a_plan_that_refreshes_always_is_none(name: str, shift: int) -> None:
         assert same_logits(model, plain)
 
 
-@pytest.mark.parametrize("refresh", [*every(2, [2, None])])
-@pytest.mark.parametrize(("block", "part"), [*every(2, [(6, 2), (4, 2)])])
-@pytest.mark.parametrize("shift", [*every(2, [1, 0])])
+@pytest.mark.parametrize("refresh", every(2, [2, None]))
+@pytest.mark.parametrize(("block", "part"), every(2, [(6, 2), (4, 2)]))
+@pytest.mark.parametrize("shift", every(2, [1, 0]))
 def test_sub_blocks_are_a_dual_cache_that_keeps_completed_blocks(
     shift: int, block: int, part: int, refresh: int | None
 ) -> None:
@@ -97,7 +97,7 @@ def test_positions_of_sub_blocks() -> None:
     assert made.stats.positions == model.tokens_processed == 3 * (8 + 2 + 4 + 2)
 
 
-@pytest.mark.parametrize("plan", [*every(5, STALE)], ids=NAMES)
+@pytest.mark.parametrize("plan", every(5, STALE), ids=NAMES)
 def test_stale_plans_are_stale(plan: CachePlan) -> None:
     plain, model = masked(), masked()
     run(Stepwise(block=BLOCK), plain, LONGER, 0.0)
@@ -108,7 +108,7 @@ def test_stale_plans_are_stale(plan: CachePlan) -> None:
     assert (made.stats.positions or 0) <= model.tokens_processed < plain.tokens_processed
 
 
-@pytest.mark.parametrize("cache", [*every(3, ["none", "dual", "block"])])
+@pytest.mark.parametrize("cache", every(3, ["none", "dual", "block"]))
 def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
     model = masked(block=BLOCK)
     longest = max(map(len, PROMPTS))

@@ -23,7 +23,7 @@ from tests.fixtures.canvas import (
 )
 from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
-from tests.matrix.cells import every
+from tests.fixtures.lanes import every
 
 LENGTH, ROWS = 6, 6
 JOINTS = {name: 0.02 / 3**LENGTH + 0.98 * joint for name, joint in families(LENGTH, 3).items()}
@@ -93,7 +93,7 @@ def test_a_shadow_sees_everything_but_the_token_it_checks(
     assert checked > 10
 
 
-@pytest.mark.parametrize("policy", [*every(2, REVISED)], ids=repr)
+@pytest.mark.parametrize("policy", every(2, REVISED), ids=repr)
 def test_every_run_ends_in_the_passes_its_docstring_gives(policy: RevisedParallel) -> None:
     block = policy.block or LENGTH
     bound = {"shadow": LENGTH, "edit": LENGTH + LENGTH // block * policy.budget, "redo": 2 * LENGTH}

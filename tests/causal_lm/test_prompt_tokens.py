@@ -20,9 +20,9 @@ from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.hosts.prompt_cuts import revival
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.lanes import every
 from tests.fixtures.revival_reference import RevivalReference
 from tests.fixtures.tiny_lms import VOCAB, build_lm, left_padded
-from tests.matrix.cells import every
 
 N_NEW = 12
 LENGTHS = (40, 33)
@@ -213,7 +213,7 @@ CLASSES = (
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*every(3, CLASSES)])
+@pytest.mark.parametrize("name", every(3, CLASSES))
 def test_a_revived_word_is_as_if_it_had_stayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys and values behind the cut are those of the pass over all words, of which those
     before it, which are all that it attends to, stayed.

@@ -23,10 +23,10 @@ from tests.compatibility.measure import policies
 from tests.compatibility.models import Row, rows
 from tests.compatibility.test_compatibility import REPORT
 from tests.fixtures.fake_device import same as same_on_fake_device
+from tests.fixtures.lanes import every
 from tests.fixtures.shared import new_folder
 from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.traces import outline_of, parts_of
-from tests.matrix.cells import every
 
 ROWS = [row for row in rows() if encodes_first() or not row.has_images]
 ATTACHED = [row for row in ROWS if row.section != "pipelines"]
@@ -52,7 +52,7 @@ def name_of(row: Row) -> str:
 
 def each(chosen: list[Row], step: int = 1) -> Any:
     """A test for rows, of which every `step`-th is in the fast run."""
-    return pytest.mark.parametrize("row", [*every(step, chosen)], ids=name_of)
+    return pytest.mark.parametrize("row", every(step, chosen), ids=name_of)
 
 
 @cache

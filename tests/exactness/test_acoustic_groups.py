@@ -27,6 +27,7 @@ from mmaccel.results import Progress
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window import acoustic_groups, speculative_jacobi, token_groups
 from mmaccel.samplers.window.token_groups import TokenGroups, find_codes, group_tokens
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import LEVEL
 from tests.fixtures.toy_models import (
     ToyLanguage,
@@ -35,7 +36,6 @@ from tests.fixtures.toy_models import (
     make_prompt,
     sample,
 )
-from tests.matrix.cells import every
 
 SIZE = 5
 DEGREES = (0, 50, 100, 150, 260)  # a chain of neighbours, and a token that has none

@@ -29,8 +29,8 @@ from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
 from tests.fixtures.canvas import masked
 from tests.fixtures.joints import WrappedDenoiser
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_models import make_prompt
-from tests.matrix.cells import every
 
 ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
 OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
@@ -92,7 +92,7 @@ class Counted(WrappedDenoiser):
 
 @pytest.mark.parametrize(
     ("name", "guided"),
-    [*every(3, [("entropy", False), ("stepwise", True), ("stepwise uniform", True)])],
+    every(3, [("entropy", False), ("stepwise", True), ("stepwise uniform", True)]),
 )
 def test_a_pass_leaves_out_rows_that_have_ended(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]

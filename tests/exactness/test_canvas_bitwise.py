@@ -16,14 +16,14 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import decode
 from tests.fixtures.joints import families
-from tests.matrix.cells import every
+from tests.fixtures.lanes import every
 
 LENGTH, ROWS = 6, 12
 JOINTS = families(LENGTH, 3)
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton")
 
 
-@pytest.mark.parametrize("order", [*every(3, ORDERS)])
+@pytest.mark.parametrize("order", every(3, ORDERS))
 def test_the_number_of_drafts_may_change_from_pass_to_pass(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,8 +32,8 @@ from tests.fixtures.coarse import (
     perfect_coarse,
     strong_coarse,
 )
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_models import sample
-from tests.matrix.cells import every
 
 COLUMNS = {"text": 0, "grid": GRID.columns}
 
@@ -56,7 +56,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coarse]:
     return found
 
 
-@pytest.mark.parametrize("options", [*every(4, [*OPTIONS.values()][::2])], ids=[*OPTIONS][::2])
+@pytest.mark.parametrize("options", every(4, [*OPTIONS.values()][::2]), ids=[*OPTIONS][::2])
 def test_parallel_rounds(options: dict[str, Any], sources: dict[str, Coarse]) -> None:
     """The plain loop's tokens; with as many rounds as slots, the drafts of a sweep."""
     plain = run(Autoregressive(), options)
@@ -71,7 +71,7 @@ def test_parallel_rounds(options: dict[str, Any], sources: dict[str, Coarse]) ->
     assert made.stats.accepted == swept.stats.accepted
 
 
-@pytest.mark.parametrize("options", [*every(4, [*OPTIONS.values()][1::2])], ids=[*OPTIONS][1::2])
+@pytest.mark.parametrize("options", every(4, [*OPTIONS.values()][1::2]), ids=[*OPTIONS][1::2])
 def test_any_coarse_model(options: dict[str, Any], sources: dict[str, Coarse]) -> None:
     plain = run(Autoregressive(), options)
     for source, window in zip(sources.values(), cycle((5, 2, 16, "adaptive"))):

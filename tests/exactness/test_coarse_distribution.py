@@ -20,6 +20,7 @@ from mmaccel import Coarse, GroupedSpeculative, SpeculativeJacobi
 from mmaccel.samplers.acceptance import COUPLINGS
 from tests.exactness import planted_coarse_bugs as bugs
 from tests.fixtures.coarse import StateLanguage, bad_coarse, strong_coarse
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import (
     SETTINGS,
     Setting,
@@ -27,7 +28,6 @@ from tests.fixtures.toy_distribution import (
     assert_rejected,
     sample_tokens,
 )
-from tests.matrix.cells import every
 
 FREE = SETTINGS["plain"]
 
@@ -71,7 +71,7 @@ def test_bad_coarse_models(kind: str, tmp_path: Path) -> None:
     assert_exact(SpeculativeJacobi(4, "maximal", source), FREE)
 
 
-@pytest.mark.parametrize("plant", [*every(9, bugs.OF_LAWS)], ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", every(9, bugs.OF_LAWS), ids=lambda plant: plant.__name__)
 def test_planted_bug_is_rejected(
     plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +94,7 @@ ROUNDS: dict[str, Callable[[Coarse], Any]] = {
 NEAR, FAR = ((0, 0, -1),), ((0, 0, -1), (0, 0, -2))
 
 
-@pytest.mark.parametrize(("rounds", "name"), [*every(4, zip((1, 2, 1, 2), ROUNDS))])
+@pytest.mark.parametrize(("rounds", "name"), every(4, zip((1, 2, 1, 2), ROUNDS)))
 def test_parallel_rounds(rounds: int, name: str, tmp_path: Path) -> None:
     """By every rule of acceptance, with drafts whose neighbours the last round has changed."""
     setting = SETTINGS["guided"] if rounds == 2 else FREE

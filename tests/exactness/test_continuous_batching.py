@@ -33,9 +33,9 @@ from mmaccel.results import Generation, Progress
 from mmaccel.samplers.scheduling import Scheduler
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-from tests.matrix.cells import every
 from tests.matrix.test_batching import ALL, LENGTH, check_rows, prompt, tiny
 
 
@@ -267,7 +267,7 @@ def test_batch_slots_come_and_go_with_rows() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sync_every"),
-    [*every(3, [("jacobi recycling", 1), ("plain", 3), ("sjd maximal", 3)])],
+    every(3, [("jacobi recycling", 1), ("plain", 3), ("sjd maximal", 3)]),
 )
 def test_captured_steps_have_all_batch_slots_from_the_beginning(name: str, sync_every: int) -> None:
     model = CausalLMWindow(tiny("llama"))

@@ -32,13 +32,13 @@ from tests.exactness.test_sibling_rules import (
     setting,
 )
 from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import (
     SAMPLES,
     assert_exact,
     assert_rejected,
 )
 from tests.fixtures.tree_language import TreeLanguage
-from tests.matrix.cells import every
 
 TREES = (Comb(4, 2), Sequoia(7, depth=2, acceptance=((0.5, 0.3, 0.15),)), Comb(2, 1), Comb(4, 3))
 NAMES = ("plain", "guided", "hot, top-k", "hot, top-p", "all, guided, ragged", "structural tokens",
@@ -67,9 +67,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "tree", "coupling", "rounds"), [*every(9, CELLS)], ids=repr
-)
+@pytest.mark.parametrize(("name", "rule", "tree", "coupling", "rounds"), every(9, CELLS), ids=repr)
 def test_the_distribution(
     name: str, rule: SiblingRule, tree: Any, coupling: Any, rounds: Any, tmp_path: Path
 ) -> None:
@@ -96,7 +94,7 @@ def decode(source: Any, tree: Any, options: Any = None, rows: Any = None, **give
 
 @pytest.mark.parametrize(
     ("coupling", "options"),
-    [*every(3, zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3})))],
+    every(3, zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3}))),
 )
 def test_a_tree_of_the_chain_has_its_tokens_and_passes(
     coupling: Any, options: dict[str, Any], mild: Coarse, monkeypatch: pytest.MonkeyPatch

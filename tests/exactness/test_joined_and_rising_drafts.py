@@ -23,9 +23,9 @@ from mmaccel.samplers.window import speculative_jacobi
 from mmaccel.samplers.window.block_verification import verify_block
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import SETTINGS, assert_exact, assert_rejected
 from tests.fixtures.toy_models import sample
-from tests.matrix.cells import every
 
 PLAIN = SETTINGS["plain"]
 DRAFTER = PLAIN.language(seed=2)
@@ -95,7 +95,7 @@ CELLS = [  # each policy in two settings
 ]
 
 
-@pytest.mark.parametrize(("policy", "name"), [*every(8, CELLS)], ids=repr)
+@pytest.mark.parametrize(("policy", "name"), every(8, CELLS), ids=repr)
 def test_the_distribution(policy: Policy, name: str) -> None:
     assert_exact(policy, SETTINGS[name])
 

@@ -16,10 +16,10 @@ from torch.nn.attention.flex_attention import flex_attention
 import mmaccel
 from mmaccel.results import Stats, add_stats, exactness_in
 from tests.fixtures.denoiser_targets import LENGTH, PADDED, TARGETS
+from tests.fixtures.lanes import every
 from tests.fixtures.media import build_media, open_media
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
-from tests.matrix.cells import every
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 ROUNDED = ("up to rounding", "bfloat16")
@@ -145,7 +145,7 @@ CASTS = [_cast_inside, _prepare, _short_mlps, _short_products]
 
 
 @pytest.mark.parametrize(
-    ("cast", "name"), [*every(2, zip(CASTS, ("llama", "gemma3", "gpt2", "gemma3")))]
+    ("cast", "name"), every(2, zip(CASTS, ("llama", "gemma3", "gpt2", "gemma3")))
 )
 def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
     """Switched on after the model passed its self-check, and off again."""
@@ -163,7 +163,7 @@ def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
     assert [_badge(stats) for stats in run.history] == [plain, ROUNDED, ROUNDED, plain]
 
 
-@pytest.mark.parametrize("cast", [*every(2, CASTS)])
+@pytest.mark.parametrize("cast", every(2, CASTS))
 def test_autocast_inside_a_denoisers_forward(cast: Any) -> None:
     target = TARGETS["sdar" if cast is _prepare else "masked-lm"]()
     cast(getattr(target, "model", target).float())  # autocast leaves float64 alone

@@ -22,9 +22,9 @@ from mmaccel import (
 )
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test, power
 from mmaccel.policies import Policy
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import LEVEL, POWER, SAMPLES, VISIBLE
 from tests.fixtures.toy_models import ToyLanguage, sample
-from tests.matrix.cells import every
 
 VOCAB = 8
 RECENT = [6, 1, 2, 1, 5, 0, 1, 2]
@@ -132,7 +132,7 @@ POLICIES: list[Policy] = [
 ]
 
 
-@pytest.mark.parametrize("policy", [*every(4, POLICIES)], ids=repr)
+@pytest.mark.parametrize("policy", every(4, POLICIES), ids=repr)
 def test_policies_stay_exact_under_it(policy: Policy) -> None:
     model, length, prompt = ToyLanguage(3, seed=1), 5, [1, 1]
     distribution = {(): 1.0}

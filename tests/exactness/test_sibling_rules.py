@@ -29,9 +29,9 @@ from mmaccel.samplers.trees.siblings.spectr import solve_gamma
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
 from tests.exactness.test_trees import in_draft_order, mask_off_by_one
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
 from tests.fixtures.tree_language import TreeLanguage
-from tests.matrix.cells import every
 
 RULES: tuple[SiblingRule, ...] = (RSD(), MCSD(), SpecTr())
 CHANCES = ((0.5, 0.3, 0.15),)
@@ -57,7 +57,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "tree"), [*every(99, CELLS)], ids=repr)
+@pytest.mark.parametrize(("name", "rule", "tree"), every(99, CELLS), ids=repr)
 def test_the_distribution(name: str, rule: SiblingRule, tree: Any) -> None:
     assert_exact(policy(name, rule, tree), setting(name))
 
@@ -141,7 +141,7 @@ class Alone(RSD):
         return torch.cat([found[..., :1], torch.full_like(found[..., 1:], -1)], -1)
 
 
-@pytest.mark.parametrize("name", [*every(2, ["plain", "guided, two temperatures"])])
+@pytest.mark.parametrize("name", every(2, ["plain", "guided, two temperatures"]))
 def test_a_tree_of_the_chain_has_its_tokens_and_passes(name: str) -> None:
     options = OPTIONS[name]
     made = [decode(5, tree, options, rule=Alone()) for tree in (None, Comb(4, 2))]
@@ -333,7 +333,7 @@ BUGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("plant", [*every(len(BUGS), BUGS)], ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", every(len(BUGS), BUGS), ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_seen(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

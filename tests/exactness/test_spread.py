@@ -17,9 +17,9 @@ from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.policies import Policy
 from tests.exactness.bitwise_runs import code_by_hand
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import LEVEL, POWER, SAMPLES, VISIBLE, Setting
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-from tests.matrix.cells import every
 
 LENGTH = 4
 PROMPT = [1, 2]
@@ -51,7 +51,7 @@ def chances() -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "n"), [*every(2, [(Autoregressive(), 4), (Jacobi(3, "random"), 30)])]
+    ("policy", "n"), every(2, [(Autoregressive(), 4), (Jacobi(3, "random"), 30)])
 )
 def test_one_item_of_many_seeds_has_the_right_distribution(policy: Policy, n: int) -> None:
     seeds = torch.arange(SAMPLES)

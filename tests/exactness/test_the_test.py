@@ -15,8 +15,8 @@ import pytest
 from mmaccel import Autoregressive, Frames, Jacobi, Speculative, SpeculativeJacobi
 from mmaccel.policies import Policy
 from tests.exactness import planted_bugs as bugs
+from tests.fixtures.lanes import every
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
-from tests.matrix.cells import every
 
 PLAIN, GUIDED = SETTINGS["plain"], SETTINGS["guided"]
 COLD, NUCLEUS = SETTINGS["cold"], SETTINGS["hot, top-p"]
@@ -47,7 +47,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Policy, Setting]]
 }
 
 
-@pytest.mark.parametrize("plant, policy, setting", [*every(8, PLANTED.values())], ids=PLANTED)
+@pytest.mark.parametrize("plant, policy, setting", every(8, PLANTED.values()), ids=PLANTED)
 def test_planted_bug_is_rejected(
     plant: Callable[[pytest.MonkeyPatch], None],
     policy: Policy,
@@ -58,7 +58,7 @@ def test_planted_bug_is_rejected(
     assert_rejected(policy, setting)
 
 
-@pytest.mark.parametrize("policy", [*every(2, [Jacobi(4), MAXIMAL])], ids=repr)
+@pytest.mark.parametrize("policy", every(2, [Jacobi(4), MAXIMAL]), ids=repr)
 def test_cache_not_rolled_back_is_rejected(policy: Policy) -> None:
     assert_rejected(policy, PLAIN, model=bugs.AppendingCache(3, seed=1))
 

@@ -20,10 +20,10 @@ from mmaccel.samplers.trees.walk import TreeStep
 from mmaccel.samplers.window.passes import RunPasses
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.tree_language import Known, TreeLanguage, Useless, Written
-from tests.matrix.cells import every
 
 CHANCES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
 SHAPES = (
@@ -55,7 +55,7 @@ def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
 
 @pytest.mark.parametrize(
     ("drafts", "shape"),
-    [*every(9, zip(("token-recycling", "coarse") * len(SHAPES), SHAPES))],
+    every(9, zip(("token-recycling", "coarse") * len(SHAPES), SHAPES)),
     ids=repr,
 )
 def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
@@ -99,7 +99,7 @@ WALKED = {name: options for name, options in OPTIONS.items() if name != "spread"
 TWICE = {"wrong": 1, "seconds": (1, 3, 4)}
 
 
-@pytest.mark.parametrize("options", [*every(4, WALKED.values())], ids=WALKED)
+@pytest.mark.parametrize("options", every(4, WALKED.values()), ids=WALKED)
 def test_branches_that_fork_again_are_drafted(options: dict[str, Any]) -> None:
     """With room for them the right nodes are there, up to `depth` behind the chain."""
     texts = run(Autoregressive(), options, grid=None)
@@ -289,7 +289,7 @@ CHECKED = (
 
 
 @pytest.mark.parametrize("case", CHECKED, ids=lambda case: f"{case[0]!r}-{case[1]}")
-@pytest.mark.parametrize("options", [*every(4, WALKED.values())], ids=WALKED)
+@pytest.mark.parametrize("options", every(4, WALKED.values()), ids=WALKED)
 def test_the_longest_right_path_is_taken(options: dict[str, Any], case: Any) -> None:
     check_passes(options, *case)
 
@@ -396,7 +396,7 @@ BUGS = {  # and how many of CHECKED see it
 }
 
 
-@pytest.mark.parametrize("plant", [*every(4, BUGS)], ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", every(4, BUGS), ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_seen(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     n_seen = 0

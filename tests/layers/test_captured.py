@@ -22,10 +22,10 @@ from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import LastChoice
 from tests.fixtures.graph_replay import Replay
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.layers.test_eviction import draw_rows
 from tests.layers.test_sparse import QUEST, SELECTORS
-from tests.matrix.cells import every
 from tests.matrix.examples import Target, make
 
 CALLS = ((26, 18, 30), (19, 31, 8), (26, 18, 30))  # lengths of prompts of one key
@@ -89,7 +89,7 @@ def assert_captured(policy: Any, n_captures: list[int], plain: Any = None, **giv
 
 
 @pytest.mark.parametrize(
-    ("number", "method"), [*every(5, enumerate(method for _, method in SELECTORS))]
+    ("number", "method"), every(5, enumerate(method for _, method in SELECTORS))
 )
 def test_selectors_replay_the_graphs_of_earlier_runs(number: int, method: Any) -> None:
     """And no list is longer than its method says."""
@@ -112,7 +112,7 @@ def test_selectors_replay_the_graphs_of_earlier_runs(number: int, method: Any) -
     assert_captured(policy, [1, 0, 0], plain, attention=method)
 
 
-@pytest.mark.parametrize(("number", "method"), [*every(5, enumerate(EVICTING))])
+@pytest.mark.parametrize(("number", "method"), every(5, enumerate(EVICTING)))
 def test_evicting_runs_capture_graphs_of_their_own(number: int, method: Any) -> None:
     policy = POLICIES[number % 2]
     in_rounds = (getattr(method, "every", None) or N_NEW) < N_NEW

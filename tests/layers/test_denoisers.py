@@ -18,12 +18,12 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures import llada2
 from tests.fixtures.denoiser_targets import ENDLESS
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import VOCAB, build_lm, left_padded
 from tests.layers.block_references import bound
 from tests.layers.masked_model import masked
 from tests.layers.planted import EVICTION
 from tests.layers.test_eviction import Prompt, best, draw_rows, pooled
-from tests.matrix.cells import every
 
 MASK, BLOCK, N_NEW = VOCAB - 1, 4, 10
 SNAPKV = mmaccel.SnapKV(budget=9, window=3, kernel=3)
@@ -141,7 +141,7 @@ def check_eviction(policy: Any, shift: int, scale: float) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "shift", "scale"),
-    [*every(2, [("drafts", 1, 1.0), ("stepwise", 0, 1.7), ("drafts as entries", 1, 1.7)])],
+    every(2, [("drafts", 1, 1.0), ("stepwise", 0, 1.7), ("drafts as entries", 1, 1.7)]),
 )
 def test_eviction_is_a_mask_over_the_full_canvas(policy: str, shift: int, scale: float) -> None:
     check_eviction(POLICIES[policy], shift, scale)

@@ -27,11 +27,11 @@ from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.results import Generation
+from tests.fixtures.lanes import every, fast_first
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.masked_model import greedy_rows, list_full
 from tests.layers.planted import EVICTION
-from tests.matrix.cells import every, fast_first
 
 N_NEW = 14
 LENGTHS = (33, 12, 21)
@@ -634,7 +634,7 @@ IN_ROUNDS = [name for name, (method, _) in REFERENCES.items() if takes_rounds(me
 
 def first_of_each(names: Sequence[str]) -> list[Any]:
     """The first form of each method is fast."""
-    return [*fast_first(names, lambda name: [name.split(",")[0]])]
+    return fast_first(names, lambda name: [name.split(",")[0]])
 
 
 # layers between those that slide; all keys of Gemma 3 are equally long
@@ -674,7 +674,7 @@ def test_eviction_is_a_mask_over_the_full_cache(reference: str) -> None:
     check_masked("qwen2", reference, width=(1, 5, 16)[number % 3], fused=number % 2 == 0)
 
 
-@pytest.mark.parametrize(("model_name", "reference"), [*every(6, DEEP)])
+@pytest.mark.parametrize(("model_name", "reference"), every(6, DEEP))
 def test_eviction_of_layers_between_those_that_slide(model_name: str, reference: str) -> None:
     check_masked(model_name, reference, fused=ONCE.index(reference) % 2 == 1)
 
@@ -746,7 +746,7 @@ BY_POSITION = ("random-eviction", "expected-attention")
 GROWING = [name for name in IN_ROUNDS if name.split(",")[0] not in BY_POSITION]
 
 
-@pytest.mark.parametrize("reference", [*every(3, GROWING)])
+@pytest.mark.parametrize("reference", every(3, GROWING))
 def test_rounds_are_a_mask_that_grows(reference: str) -> None:
     policies = mmaccel.Jacobi(window=6), mmaccel.Autoregressive()
     check_rounds(policies[GROWING.index(reference) % 2], reference)

@@ -15,12 +15,13 @@ from mmaccel.pipelines.hosts.layers import prompt_tiles
 from mmaccel.pipelines.hosts.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.layers.block_references import PROMPT_PLANS
 from tests.layers.masked_model import greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 from tests.layers.test_sparse import GROUPS, HEADS, WIDTH, draw
-from tests.matrix.cells import every, pairwise
+from tests.matrix.cells import pairwise
 
 FORMS: dict[str, list[dict[str, Any]]] = {
     "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
@@ -138,7 +139,7 @@ CELLS = pairwise(
 
 
 @pytest.mark.parametrize(
-    ("method", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
+    ("method", "model_name", "fused"), every(5, [tuple(cell.values()) for cell in CELLS])
 )
 def test_a_prompt_is_processed_under_a_mask_of_blocks(
     method: tuple[str, PromptMethod], model_name: str, fused: bool
@@ -177,7 +178,7 @@ def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama")
     )
 
 
-@pytest.mark.parametrize(("number", "case"), [*every(5, enumerate(METHODS_FOR_PROMPTS))])
+@pytest.mark.parametrize(("number", "case"), every(5, enumerate(METHODS_FOR_PROMPTS)))
 def test_a_prompt_that_transformers_processes_has_the_same_tiles(number: int, case: Any) -> None:
     check_own_prompt(*case, ("llama", "gemma3, deep")[number % 2])
 

@@ -22,6 +22,7 @@ from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.pipelines.hosts.layers.packing import PackedEntries, Packing
 from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import greedy_rows, list_full
 from tests.layers.test_eviction import (
@@ -33,7 +34,7 @@ from tests.layers.test_eviction import (
     plan_snapkv,
     plan_tova,
 )
-from tests.matrix.cells import every, pairwise
+from tests.matrix.cells import pairwise
 
 N_NEW = 40
 ROUTES = (True, False)
@@ -137,7 +138,7 @@ CELLS = pairwise(
 
 
 @pytest.mark.parametrize(
-    ("model_name", "policy", "fused", "name"), [*every(4, [tuple(cell.values()) for cell in CELLS])]
+    ("model_name", "policy", "fused", "name"), every(4, [tuple(cell.values()) for cell in CELLS])
 )
 def test_it_is_the_model_over_the_rounded_cache(
     model_name: str, policy: Any, fused: bool, name: str
@@ -164,7 +165,7 @@ class Own(mmaccel.QuantizedCache):
     """May pack otherwise, so that kernels do not."""
 
 
-@pytest.mark.parametrize("name", [*every(2, ["8 bits", "over TOVA", "a child"])])
+@pytest.mark.parametrize("name", every(2, ["8 bits", "over TOVA", "a child"]))
 def test_layers_that_attend_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their specifications, on a CPU: the logits of layers that are unpacked for a pass."""
     method = Own(group=8, residual=6) if name == "a child" else REFERENCES[name][0]

@@ -14,10 +14,11 @@ from mmaccel.pipelines.hosts.causal_lm import turning
 from mmaccel.pipelines.hosts.layers.stores import LayerStores
 from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import list_full
 from tests.layers.test_eviction import N_NEW, draw_rows, feed, generate
-from tests.matrix.cells import covering, every
+from tests.matrix.cells import covering
 
 METHOD = mmaccel.StreamingLLM(budget=11, sinks=3, rerotate=True)
 PLAIN = mmaccel.Autoregressive()
@@ -84,7 +85,7 @@ FAMILIES = (  # how keys turn: by halves, in part, grouped, neighbours, not in a
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*every(3, FAMILIES)])
+@pytest.mark.parametrize("name", every(3, FAMILIES))
 def test_keys_turn_as_their_family_turns_them(name: str) -> None:
     check(build_decoder(name), mmaccel.Jacobi(window=4), METHOD, fused=False)
 

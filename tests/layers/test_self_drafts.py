@@ -20,9 +20,9 @@ from mmaccel.pipelines.hosts.layers.drafting import DraftBlocks
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-from tests.matrix.cells import every
 
 QUEST = mmaccel.Quest(budget=0.25, block=4, first_layer=0)
 SOURCES = {

@@ -18,10 +18,11 @@ from mmaccel.pipelines.hosts.layers import shared_prefix
 from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.hosts.runner.engine import find_other_inputs
 from mmaccel.results import Stats
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_eviction import ROUTES, draw_rows
-from tests.matrix.cells import covering, every
+from tests.matrix.cells import covering
 from tests.matrix.examples import Target, make, text_policies
 
 LONG, SHORT, OTHER = draw_rows(33, 9, 17)
@@ -191,7 +192,7 @@ def generate(
     return made, handle.stats
 
 
-@pytest.mark.parametrize(("number", "name"), [*every(3, enumerate(text_policies()))])
+@pytest.mark.parametrize(("number", "name"), every(3, enumerate(text_policies())))
 def test_every_window_policy(number: int, name: str) -> None:
     """The tokens and passes of private prompts, sampled and ended by a stop token; every other
     policy is guided.

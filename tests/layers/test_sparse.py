@@ -16,11 +16,12 @@ from mmaccel.kernels.window_attention import Blocks, window_attention
 from mmaccel.pipelines.hosts.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.block_references import PLANS, PROMPT_PLANS, Held, choose_by_hand
 from tests.layers.masked_model import Hides, greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate, whole
-from tests.matrix.cells import every, pairwise
+from tests.matrix.cells import pairwise
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
 FIELDS: dict[str, Any] = {"budget": 0.34, "block": 4, "first_layer": 0}
@@ -286,7 +287,7 @@ CELLS = pairwise({"selector": SELECTORS, "model_name": ["qwen2", "gemma3, deep"]
 
 
 @pytest.mark.parametrize(
-    ("selector", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
+    ("selector", "model_name", "fused"), every(5, [tuple(cell.values()) for cell in CELLS])
 )
 def test_the_plain_loop_is_a_mask_over_the_full_cache(
     selector: tuple[str, Any], model_name: str, fused: bool

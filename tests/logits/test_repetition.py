@@ -12,8 +12,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.hosts.logits.processor_chain import LogitsChain
 from mmaccel.pipelines.hosts.logits.processor_support import find_kind, find_window_form
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
-from tests.matrix.cells import every
 
 ROWS = [[5, 6], [4, 5, 6, 7, 7], [9, 8, 7]]
 PROMPTS = left_padded(ROWS)
@@ -94,7 +94,7 @@ def test_ids_outside_the_vocabulary_do_not_count() -> None:
         assert not torch.equal(found, processor(torch.tensor([[7, -1, 2]]), scores))
 
 
-@pytest.mark.parametrize("name", [*every(4, _processors())])
+@pytest.mark.parametrize("name", every(4, _processors()))
 def test_greedy_is_plain_greedy(name: str) -> None:
     model, processor = build_lm("llama"), _processors()[name]
     options: dict[str, Any] = dict(do_sample=False, max_new_tokens=LENGTH, eos_token_id=ENDS)
@@ -105,7 +105,7 @@ def test_greedy_is_plain_greedy(name: str) -> None:
         assert torch.equal(ours, plain), window
 
 
-@pytest.mark.parametrize("name", [*every(3, _processors())])
+@pytest.mark.parametrize("name", every(3, _processors()))
 def test_sampled_jacobi_is_the_reference(name: str) -> None:
     model, processor = build_lm("llama"), _processors()[name]
     options: dict[str, Any] = dict(do_sample=True, top_k=0, seed=5)

@@ -1,8 +1,8 @@
-"""Cells of the matrix: few settings in which every pair of values occurs, and which are fast."""
+"""Cells of the matrix: few settings in which every pair of values occurs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -34,24 +34,3 @@ def covering(**factors: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrizes a test by `pairwise` settings of its arguments."""
     cells = [tuple(setting.values()) for setting in pairwise(factors)]
     return pytest.mark.parametrize(tuple(factors), cells)
-
-
-def fast_first(cases: Iterable[Any], parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """All cases; those whose parts have all been in cases before carry the marker `slow`.
-
-    Args:
-        parts: what a case consists of; a case is a tuple of arguments, or one argument.
-    """
-    known = set[Any]()
-    for case in cases:
-        own = set(parts(case))
-        values = case if type(case) is tuple else (case,)
-        yield pytest.param(*values, marks=[pytest.mark.slow] if own <= known else [])
-        known |= own
-
-
-def every(step: int, cases: Iterable[Any]) -> Iterator[Any]:
-    """All cases; every `step`-th one is fast, the others carry the marker `slow`."""
-    for number, case in enumerate(cases):
-        values = case if type(case) is tuple else (case,)
-        yield pytest.param(*values, marks=[pytest.mark.slow] if number % step else [])

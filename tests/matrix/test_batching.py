@@ -33,9 +33,9 @@ from tests.exactness.test_graph_reuse import decode as decode_call
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.graph_replay import Replay
+from tests.fixtures.lanes import every, fast_first
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-from tests.matrix.cells import every, fast_first
 from tests.matrix.examples import Target, text_policies
 from tests.matrix.test_window import Variant, variants
 
@@ -177,7 +177,7 @@ class Feeding:
 
 @pytest.mark.parametrize(
     ("number", "variant"),
-    [*fast_first(enumerate(chains()), lambda case: filter(None, case[1]))],
+    fast_first(enumerate(chains()), lambda case: filter(None, case[1])),
     ids=[" ".join(filter(None, variant)) for variant in chains()],
 )
 def test_a_row_is_the_row_alone(
@@ -226,7 +226,7 @@ CAPTURED = [*captured(chains())]
 
 @pytest.mark.parametrize(
     ("variant", "options", "fused"),
-    [*fast_first(CAPTURED, lambda case: filter(None, case[0]))],
+    fast_first(CAPTURED, lambda case: filter(None, case[0])),
     ids=str,
 )
 def test_calls_with_one_key_share_graphs(
@@ -251,7 +251,7 @@ SHARED = [Variant("jacobi", "sibling-rows"), Variant("jacobi", "hierarchy")]
 
 @pytest.mark.parametrize(
     ("variant", "options", "fused"),
-    [*every(3, [*captured(SHARED), *[*captured(OWN)][::9]])],
+    every(3, [*captured(SHARED), *[*captured(OWN)][::9]]),
     ids=str,
 )
 def test_a_third_run_captures_its_prompt_and_its_first_pass(

@@ -27,9 +27,10 @@ from tests.fixtures.arriving import Arriving
 from tests.fixtures.canvas import masked
 from tests.fixtures.canvas_paths import enumerate_paths
 from tests.fixtures.joints import families
+from tests.fixtures.lanes import fast_first
 from tests.fixtures.tiny_lms import VOCAB
 from tests.fixtures.toy_models import make_prompt
-from tests.matrix.cells import fast_first, pairwise
+from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names
 
 CANVAS = names("policies", "canvas")
@@ -201,7 +202,7 @@ def in_every_batch() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(  # fast: each policy once
-    ("name", "form", "cell"), [*fast_first(in_every_batch(), lambda case: {case[0]})]
+    ("name", "form", "cell"), fast_first(in_every_batch(), lambda case: {case[0]})
 )
 def test_a_row_is_the_row_alone(name: str, form: dict[str, Any], cell: dict[str, Any]) -> None:
     fields = fields_of(name, cell) | form

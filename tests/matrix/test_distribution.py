@@ -27,8 +27,8 @@ from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.lanes import fast_first
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact
-from tests.matrix.cells import fast_first
 from tests.matrix.examples import Target, has_field, identities, make, names
 
 WINDOWS = (3, 2, 4, 8)
@@ -98,7 +98,7 @@ def check(policy: str, setting: Setting, drafts: str, folder: Path, **given: Any
 
 @pytest.mark.parametrize(  # fast: each class of policies in one setting
     ("policy", "name", "drafts", "window"),
-    [*fast_first(cells(), lambda cell: {POLICIES[cell[0]].target})],
+    fast_first(cells(), lambda cell: {POLICIES[cell[0]].target}),
 )
 def test_the_distribution(policy: str, name: str, drafts: str, window: int, tmp_path: Path) -> None:
     given = {"window": window} if has_field(policy, "window") else {}

@@ -16,10 +16,10 @@ import mmaccel
 from mmaccel.catalog import METHODS, load
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
+from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded, shared_lm
 from tests.layers.test_eviction import draw_rows, generate
 from tests.layers.test_hidden_states import METHOD as BY_HIDDEN
-from tests.matrix.cells import every
 from tests.matrix.examples import Target, identities, make, text_policies
 
 SLOTS = ("kv_cache", "attention")
@@ -69,7 +69,7 @@ def test_a_full_budget_changes_nothing(slot: str, name: str, target: Target) -> 
             assert stats.exactness == "bitwise" and stats.reference == ""
 
 
-@pytest.mark.parametrize(("slot", "name", "fields"), [*every(5, ROUNDS)])
+@pytest.mark.parametrize(("slot", "name", "fields"), every(5, ROUNDS))
 def test_what_every_method_keeps(
     slot: str, name: str, fields: dict[str, Any], target: Target
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_every_method_keeps(
             assert torch.equal(made, plain) and stats.reference == own.reference
 
 
-@pytest.mark.parametrize(("slot", "name"), [*every(5, [("kv_cache", "by hidden states"), *EVERY])])
+@pytest.mark.parametrize(("slot", "name"), every(5, [("kv_cache", "by hidden states"), *EVERY]))
 def test_a_prompt_of_embeddings_is_served_like_its_ids(
     slot: str, name: str, target: Target
 ) -> None:

@@ -25,9 +25,10 @@ from mmaccel.samplers.drafting.sources import SOURCES
 from tests.exactness.bitwise_runs import GRID, LENGTH, OPTIONS, PROMPTS, assert_same, loop_by_hand
 from tests.exactness.bitwise_runs import run as decode
 from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.lanes import fast_first
 from tests.fixtures.toy_models import ToyLanguage
 from tests.fixtures.tree_language import TreeLanguage
-from tests.matrix.cells import fast_first, pairwise
+from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, has_field, make, names
 
 ALL = list(range(len(PROMPTS)))
@@ -138,7 +139,7 @@ def variants() -> Iterator[Variant]:
 
 EVERY = pytest.mark.parametrize(  # fast: each policy, source and tree once
     "variant",
-    [*fast_first(variants(), lambda variant: filter(None, variant))],
+    fast_first(variants(), lambda variant: filter(None, variant)),
     ids=lambda own: " ".join(filter(None, own)),
 )
 
