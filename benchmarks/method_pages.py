@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,12 @@ def link(slot: str, public: str) -> str:
 def method_sections(slot: str) -> Iterator[str]:
     """A section in Markdown for each method of a slot."""
     for public, names in classes(slot).items():
-        yield section(find_class(slot, public), public, names)
+        short = [f'`"{name}"`{_preset(METHODS[slot][name].preset)}' for name in names]
+        yield section(find_class(slot, public), public, short)
 
 
-def section(cls: Any, public: str, names: list[str]) -> str:
-    """What a method's docstrings say of it, under its name."""
+def section(cls: Any, public: str, short: list[str]) -> str:
+    """What a method's docstrings say of it, under its name; `short` are its short names."""
     paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     head = str(sys.modules[cls.__module__].__doc__)
     from_file, _, departures = head.partition("\n\nDepartures: ")
@@ -96,15 +97,20 @@ def section(cls: Any, public: str, names: list[str]) -> str:
     source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
-    short = ", ".join(f'`"{name}"`' for name in names)
     call = f"`{_call(cls, public)}`"
     if public in mmaccel.__all__:  # whose fields the reference explains
         call = f"[{call}](api.md#mmaccel.{public})"
-    facts = [_guarantee(cls), stage, call, short]
+    facts = [_guarantee(cls), stage, call, ", ".join(short)]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]
     body = "\n".join(bullets)
     return "\n\n".join(text for text in [f"### {public}", *prose, f"{line}.", body] if text)
+
+
+def _preset(fields: Mapping[str, Any]) -> str:
+    """The fields that a short name fixes."""
+    values = ", ".join(f"{field}={value!r}" for field, value in fields.items())
+    return f" (`{values}`)" if values else ""
 
 
 def _guarantee(cls: Any) -> str:

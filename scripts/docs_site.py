@@ -29,6 +29,7 @@ WEIGHTS = (ROOT / "mmaccel" / "demo" / "weights", ROOT / "scripts" / "training" 
 _CARD = re.compile(r"\]\(\.\./(?:mmaccel/demo|scripts/training)/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
 _REFERENCES = re.compile(r"^<!-- (methods|api|fields): ([^>]+) -->$", re.MULTILINE)
+_DECLARED = ("within", "one_of")  # of mmaccel/checks.py
 _TOGETHER = re.compile(r"^(    )(\w+(?:,\s+\w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
@@ -84,8 +85,16 @@ class Layout(griffe.Extension):
         for member in _members(pkg):
             if isinstance(member, griffe.Function):
                 show_fields(member)
+            if isinstance(member, griffe.Attribute):
+                member.value = plain_default(member.value)
             if member.docstring is not None:
                 member.docstring.value = split_parameters(member.docstring.value)
+
+
+def plain_default(value: str | griffe.Expr | None) -> str | griffe.Expr | None:
+    """The default of a field that is declared with its range, as in `within(32, 1, hint="…")`."""
+    is_declared = isinstance(value, griffe.ExprCall) and str(value.function) in _DECLARED
+    return value.arguments[0] if is_declared and value.arguments else value
 
 
 def split_parameters(text: str) -> str:

@@ -62,6 +62,11 @@ class Suite:
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
     """The prompts of a suite, in its order."""
     layout = SUITES[suite]
+    if not source.exists():
+        raise OptionError(
+            f"prompts: expected {layout.prompts} as {suite} has, received {str(source)!r}, which "
+            "is not there; check the path"
+        )
     try:
         prompts = list(layout.read(source))
         if not prompts or not all(isinstance(text, str) and text.strip() for text, _, _ in prompts):

@@ -65,6 +65,7 @@ class Janus(CausalLM):
 
     name: ClassVar[str] = "janus"
     arguments: ClassVar[Table] = VisionLanguage.arguments
+    placeholders = VisionLanguage.placeholders
 
     def own_loop(self, model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Task | None:
         if options.get("generation_mode", "text") == "text":

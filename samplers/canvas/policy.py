@@ -97,7 +97,8 @@ class SelectorPolicy(RunPolicy, Selector):
         end_threshold: probability of an end token at which the first such slot is committed at
             once. None: end tokens are committed like others.
         drop_suffix: whether passes leave out the slots after a row's end once it has one. For
-            models that were trained on canvases of every length.
+            models that were trained on canvases of every length: `grammar-masked`, which knows one,
+            falls from 98 to 57 % right.
         settled: nats; where no likeliest token of the active block's open slots changed since the
             pass before, and their mean entropy is lower, all are committed. None: never. What
             `end_threshold` and `settled` commit is charged like everything, and may exceed a bound

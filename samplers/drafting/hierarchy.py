@@ -29,6 +29,7 @@ class HierarchyDrafting(DraftSource):
     Args:
         ngram: how many of the last tokens must recur.
 
+    Memory: a number of 8 bytes for each pair of rows and token, 134 MB at 32 rows of 16384 tokens.
     Loses: on images, at high temperatures, on texts that quote their prompt, in batches of unlike
     texts. A row's passes depend on the rows beside it, which a client of a server can measure.
     """

@@ -47,8 +47,8 @@ _known: WeakKeyDictionary[Any, tuple[Hashable, TokenGroups]] = WeakKeyDictionary
 
 @dataclass(frozen=True)
 class AcousticGroups(WindowPolicy):
-    """PCG: accepts a code by its groups of like codes. A slot's group is distributed as the model
-    says, its code is not; reports that.
+    """PCG: accepts a code by its groups of like codes. Given the tokens before it a slot's group is
+    distributed as the model says; its code is not, nor is a sequence of groups. Reports that.
 
     Args:
         window: tokens processed per pass.

@@ -91,13 +91,13 @@ class Method:
 
 def test_a_section_says_what_the_docstrings_say() -> None:
     """The head of this file has no paper and no departures; the class has."""
-    text = method_pages.section(Method, "Method", ["half"])
+    text = method_pages.section(Method, "Method", ['`"half"`'])
     assert text == (
         "### Method\n\nHalves what it is given.\n\n"
         '`Method(share=0.5)`; `"half"`; `tests/architecture/test_docs.py`.\n\n'
         "- *Departures*: none, but two lines.\n- *Loses*: on odd numbers."
     )
-    snapkv = method_pages.section(load(METHODS["kv_cache"]["snapkv"].target), "SnapKV", ["snapkv"])
+    snapkv = method_pages.section(load(METHODS["kv_cache"]["snapkv"].target), "SnapKV", [])
     paper = "[arXiv 2404.14469](https://arxiv.org/abs/2404.14469), section 4"
     assert paper in snapkv and "**relaxed**" in snapkv and "- *Departures*: " in snapkv
 

@@ -145,6 +145,14 @@ def test_missing_images_are_listed_and_nothing_is_written(
     assert "expected an empty folder" in capsys.readouterr().err
 
 
+def test_prompts_that_are_not_there_are_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for suite in ("geneval", "dpg", "hpsv2", "vbench"):
+        assert export(tmp_path, suite, tmp_path / "none")[0] == 2
+        assert "none', which is not there; check the path" in capsys.readouterr().err
+
+
 def test_what_counts_in_a_folder(made: Path, tmp_path: Path) -> None:
     items = list_items(made)
     assert len(items) == 8 and {i.prompt for i in items} == {"a cat", "a  dog"}  # no sheet

@@ -19,7 +19,6 @@ from tests.vision_language.runs import answer
 
 WINDOW, N_NEW = 4, 12
 GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
-SERVED = [name for name in CONFIGS if name != "janus"]  # whose family names no placeholders
 
 
 @cache
@@ -55,7 +54,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", mostly_slow(SERVED, "llava", "qwen2_vl"))
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "llava", "qwen2_vl"))
 def test_the_drafter_goes_on_from_the_text_of_each_row(name: str, drafts: list[Tensor]) -> None:
     model, drafter, seen = shared_vlm(name), build_drafter(), list[Tensor]()
     inputs = draw_prompts(name, model, (2, 0, 1))

@@ -12,6 +12,7 @@ import typer
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, parse_path, read_seed
 from mmaccel.commands.terminal import print_rows, say
+from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH
 from mmaccel.options import option
 
@@ -66,6 +67,12 @@ class Compared:
                 others = list_items(Path(self.against), kind.suffixes)
                 n_others, parts = len(others), kind.read(others, size)
             own, theirs = extract_all(kind.read(items, size), extract), extract_all(parts, extract)
+            for option_name, features in (("FOLDER", own), ("--against", theirs)):
+                if len(features) < 2:
+                    raise OptionError(
+                        f"{option_name}: expected at least 2 items, since distances are of sets, "
+                        f"received {len(features)}; give more"
+                    )
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
             report |= measure_distances(own, theirs, self.seed)
         verdicts = reports.judge_items(kind, items, size)

@@ -117,7 +117,7 @@ class CachedLayer:
 
 def budget_above(name: str, default: int = 1024) -> Any:
     """The field of a budget that holds more than those entries whose number a field has."""
-    return within(default, name, hint="it holds more than those", above_low=True)
+    return within(default, name, hint="a budget holds more entries than that", above_low=True)
 
 
 OTHER_READS = ("trees", "step blocks", "draft canvas", "draft passes")

@@ -41,7 +41,7 @@ class ILRe(PromptReducer):
     Loses: in time: layers up to the cut run twice; with a wrong layer, which differs from model to
     model; with a question in front.
     Figures: SmolLM2-135M, 30 layers, prompts of 1500 words: `layer=8` keeps 4 of 5 answers at 0.5
-    and 3 at 0.25, the default 1 and 0.
+    and 3 at 0.25, the default 1 and 0; `scenes-vqa`, 22 % kept: 2.7 points lost of 97.0.
     """
 
     layer: int | None = within(None, 1, hint="a plan is made from the layer before")

@@ -32,12 +32,13 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Suffix(DraftSource):
-    """The continuation of the longest suffix's most recent earlier occurrence, in windows as wide
-    as that pays, one token where it does not: "auto" of text.
+    """What followed the latest earlier occurrence of the longest suffix, in passes as wide as pays,
+    at most the policy's window, and of one token where nothing does. "auto" of text.
 
     Args:
         token_cost: see `BanditSpec`.
 
+    Loses: on images, and where a text does not repeat itself: its passes are then plain ones.
     Figures: SmolLM2-135M and Gemma 3 270M: a draft behind a match of 1, 3 and 8 tokens is right in
     22, 62 and 92 %.
     """
