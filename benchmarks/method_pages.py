@@ -97,9 +97,9 @@ def section(cls: Any, public: str, short: list[str]) -> str:
     source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
-    call = f"`{_call(cls, public)}`"
-    if public in mmaccel.__all__:  # whose fields the reference explains
-        call = f"[{call}](api.md#mmaccel.{public})"
+    call = ""  # of some draft sources the short name is the only one
+    if public in mmaccel.__all__:
+        call = f"[`{_call(cls, public)}`](api.md#mmaccel.{public})"
     facts = [_guarantee(cls), stage, call, ", ".join(short)]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]

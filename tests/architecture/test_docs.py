@@ -94,12 +94,18 @@ def test_a_section_says_what_the_docstrings_say() -> None:
     text = method_pages.section(Method, "Method", ['`"half"`'])
     assert text == (
         "### Method\n\nHalves what it is given.\n\n"
-        '`Method(share=0.5)`; `"half"`; `tests/architecture/test_docs.py`.\n\n'
+        '`"half"`; `tests/architecture/test_docs.py`.\n\n'
         "- *Departures*: none, but two lines.\n- *Loses*: on odd numbers."
     )
     snapkv = method_pages.section(load(METHODS["kv_cache"]["snapkv"].target), "SnapKV", [])
     paper = "[arXiv 2404.14469](https://arxiv.org/abs/2404.14469), section 4"
-    assert paper in snapkv and "**relaxed**" in snapkv and "- *Departures*: " in snapkv
+    call = "[`SnapKV(budget=1024, window=32, kernel=7, every=None)`](api.md#mmaccel.SnapKV)"
+    assert (
+        call in snapkv
+        and paper in snapkv
+        and "**relaxed**" in snapkv
+        and "- *Departures*: " in snapkv
+    )
 
 
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:

@@ -205,7 +205,7 @@ class AttentionMethod(Method, ABC):
             "attentions": "leaves entries out",
             "copied entries": own_entries,
             "draft canvas": "chooses for a chain of tokens",
-            "draft passes": "chooses for every pass",
+            "draft passes": "chooses what passes read",
         }
         if not self.chooses_prompts:
             reasons |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
