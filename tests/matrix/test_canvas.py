@@ -134,6 +134,7 @@ def in_every_order(name: str) -> Iterator[dict[str, Any]]:
     yield from pairwise(factors | {"plan": ["own", "none"], "model": ["block-causal"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BITWISE)
 def test_bitwise_policies_have_the_tokens_of_stepwise(name: str) -> None:
     for cell in in_every_order(name):
