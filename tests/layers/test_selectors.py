@@ -34,6 +34,10 @@ def test_planted_bugs_of_shares_are_seen(bug: str, monkeypatch: pytest.MonkeyPat
         run_passes("top-p", mmaccel.TopP(p=0.7, estimate="bounds", block=4, first_layer=0))
 
 
+def test_all_shares_of_some_blocks_are_not_the_whole() -> None:
+    assert mmaccel.TopP(p=1).is_whole and not mmaccel.TopP(p=1, budget=0.5).is_whole
+
+
 def test_of_equal_weights_the_first_are_chosen_and_no_more() -> None:
     weights = torch.tensor([[0.1, 0.2, 0.2, 0.2, 0.2, 0.1], [0.0, 0.0, 0.5, 0.5, 0.0, 0.0]])
     is_kept = torch.tensor([False, False, False, False, False, True])

@@ -29,7 +29,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {  # fields beside FIELDS; "budget" Non
     "top-p": [
         {"budget": None, "p": 0.6},
         {"budget": None, "p": 0.7, "estimate": "bounds"},
-        {"budget": 0.6, "p": 0.8},
+        {"budget": 0.6, "p": 0.5},
     ],
     "tidal-decode": [{"reselect": 2}],
     "act-qkv": [{}, {"by_layer": True}],

@@ -42,6 +42,16 @@ def test_cache_indices_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
     assert torch.equal(three[1:, :, [0, 1, 3]], before[1:, :, [0, 1, 3]])
 
 
+def test_surplus_writes_go_to_the_last_index_of_their_own_row() -> None:
+    layout = KVCacheLayout(rows=2, max_length=4)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[2, 3, 7], [0, 1, 3]]), visible_length=99)
+    keys = _states(2, 1, 3, 1, 1.0)
+    seen, _ = layer.update(keys, keys)
+    assert seen[0, 0, :3, 0].tolist() == [0.0, 0.0, 1.0]
+    assert seen[1, 0, :, 0].tolist() == [4.0, 5.0, 0.0, 6.0]
+
+
 def test_what_a_head_reads_of_a_row_stands_together_whatever_the_store_has_done() -> None:
     layout = KVCacheLayout(rows=3, max_length=9)
     layer = WindowLayer(layout)

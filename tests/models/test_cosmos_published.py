@@ -17,6 +17,7 @@ from mmaccel.pipelines.models.cosmos.token_model import (
     Yarn,
     _Settings,
     _yarn_of,
+    clip_angles,
     load_cosmos_window,
 )
 from mmaccel.pipelines.models.cosmos.video import CosmosVideo, JitCodec
@@ -60,6 +61,13 @@ def test_logits_are_those_of_the_published_transformer(
     wanted, other = Transformer(config or None)(tokens), Transformer(None if config else YARN)
     torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5)
     assert float((got - other(tokens)).abs().max()) > 1e-2  # the stretch is seen
+
+
+def test_columns_are_stretched_by_the_rows_of_the_first_clips() -> None:
+    """As published, whatever the number of columns then."""
+    angles = [clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 4, n))) for n in (8, 64)]
+    assert torch.equal(*angles)
+    assert not torch.equal(angles[0], clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 40, 8))))
 
 
 def test_what_the_files_do_not_say(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import mmaccel
 from mmaccel.reduction.visual_tokens import tome
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import make_context
+from mmaccel.reduction.visual_tokens.contract import read_reducers
 from mmaccel.reduction.visual_tokens.plan import reduce
 from tests.reduction.samples import DEPTH, Sample, batch, image, tiled, video
 from tests.reduction.test_budgets import slow_share
@@ -366,3 +367,8 @@ def test_stages_leave_what_the_schedule_says() -> None:
     # of 24, the last of which computes what nobody reads
     assert mmaccel.FiCoCoV(keep=0.5).layers_in(23) == tuple(range(12, 23))
     assert mmaccel.ToMe(keep=0.5).layers_in(4) == (1, 2, 3)
+
+
+def test_methods_are_sorted_by_stage() -> None:
+    hired, fastv, tome = mmaccel.HiRED(keep=0.2), mmaccel.FastV(keep=0.5), mmaccel.ToMe(keep=0.5)
+    assert read_reducers([fastv, tome, hired]) == (tome, hired, fastv)

@@ -60,7 +60,7 @@ def test_pixels_of_a_batch_are_those_of_its_images(opened: Opener, family: str) 
     assert len({tuple(row) for row in made.tokens.tolist()}) == 3
 
 
-@pytest.mark.parametrize("family", mostly_slow(GUIDED, "janus", "imagegpt"))
+@pytest.mark.parametrize("family", mostly_slow(GUIDED, "janus"))
 def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> None:
     pipe = opened(family)
     guided = pipe(captions(family), seed=2)

@@ -24,3 +24,9 @@ def test_row_ends_alone() -> None:
     assert (grid.columns, grid.frame) == (2, 4)
     assert grid.forced(torch.arange(6)[None]).tolist() == [[-1, 0, -1, 0, -1, 0]]
     assert grid.allowed(torch.arange(6)[None]) is None
+
+
+def test_image_end_alone() -> None:
+    grid = Grid(rows=2, width=2, vocab_size=4, image_end=3)
+    assert (grid.columns, grid.frame) == (2, 5)
+    assert grid.forced(torch.arange(7)[None]).tolist() == [[-1, -1, -1, -1, 3, -1, -1]]
