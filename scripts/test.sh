@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs no GPU. Makes .venv where there is none.
-#   bash scripts/test.sh                style and the tests that are not marked slow: MINUTES on two cores
+#   bash scripts/test.sh                style and the tests that are not marked slow: four minutes on two cores
 #   bash scripts/test.sh --all          every test, types, documentation, kernels interpreted and compiled
 #                                       for GPUs by three releases of Triton, the oldest transformers
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not

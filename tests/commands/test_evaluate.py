@@ -74,7 +74,7 @@ def test_images_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> No
 def test_a_single_image_is_no_set(scenes: Any, tmp_path: Path, capsys: Any) -> None:
     folder = save(tmp_path / "own", scenes[1][:1])
     assert evaluate("pictures", folder, "--against", "scenes", "--count", 2) == 2
-    assert "FOLDER: expected at least 2 items" in capsys.readouterr().err
+    assert "FOLDER: expected at least 2 rows" in capsys.readouterr().err
 
 
 def test_clips_against_a_folder_and_drawn_ones(tmp_path: Path, capsys: Any) -> None:

@@ -67,11 +67,11 @@ class Compared:
                 others = list_items(Path(self.against), kind.suffixes)
                 n_others, parts = len(others), kind.read(others, size)
             own, theirs = extract_all(kind.read(items, size), extract), extract_all(parts, extract)
-            for option_name, features in (("FOLDER", own), ("--against", theirs)):
+            for option_name, features in (("FOLDER", own), ("--against or --count", theirs)):
                 if len(features) < 2:
                     raise OptionError(
-                        f"{option_name}: expected at least 2 items, since distances are of sets, "
-                        f"received {len(features)}; give more"
+                        f"{option_name}: expected at least 2 rows of features, since distances are "
+                        f"of sets, received {len(features)}; give more"
                     )
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
             report |= measure_distances(own, theirs, self.seed)
