@@ -14,7 +14,7 @@ from typing import Any
 
 _CALLERS = ("COLUMNS", "LINES", "TERM", "COLORTERM", "FORCE_COLOR", "NO_COLOR", "LANG", "LANGUAGE")
 _CALLERS_PREFIXES = ("MMACCEL_", "HF_", "LC_")
-_SWITCHES = ("MMACCEL_COMPILE", "MMACCEL_SCREENSHOTS")  # of tests, not of the library
+_SWITCHES = ("MMACCEL_COMPILE",)  # of tests, not of the library
 
 # before anything is imported that reads them; processes that tests start inherit this
 for name in list(os.environ):
