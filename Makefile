@@ -2,9 +2,9 @@
 .PHONY: test all format docs wheel
 PYTHON := .venv/bin/python
 
-test:  ## style, types and the tests that need no GPU
+test:  ## style and the fast tests
 	bash scripts/test.sh
-all:  ## slow sweeps, too
+all:  ## every test, types, documentation, kernels for GPUs
 	bash scripts/test.sh --all
 format:
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
