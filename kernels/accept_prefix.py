@@ -1,7 +1,6 @@
 """The end of a pass: the accepted prefix of every row into the token buffer, and all counts.
 
-Rows end at their length or at a stop token. A slot of invalid scores generates nothing, nor do
-those after it.
+Rows end at their length or at a stop token. From a slot of invalid scores on nothing is generated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The end of a pass in Triton: one program goes through all rows, some of them at a time, as what
-the host reads is a sum over all rows. Total variation is added in another order.
-"""
+"""The end of a pass in Triton, one program; total variation is added in another order."""
 
 from __future__ import annotations
 

@@ -21,27 +21,22 @@ def at_tokens(values: Tensor, tokens: Tensor) -> Tensor:
 
 
 def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
-    """The acceptance rule u q(x) < p(x), `[B, K]` bool, with fresh coins u `[B, K]` uniform in (0,
-    1). The drafts x `[B, K]` were really drawn from `p_draft` q.
-    """
+    """u q(x) < p(x), `[B, K]` bool: drafts x were really drawn from q, coins u are fresh."""
     return coins * at_tokens(p_draft, drafts) < at_tokens(p_target, drafts)
 
 
 def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """(p - q)+ `[B, K, V]`, unnormalised; p itself where rounding left nothing, which happens only
-    if p = q. p is filtered once; the residual is not filtered again.
+    """(p - q)+ `[B, K, V]`, unnormalised, not filtered anew; p where rounding left nothing (p = q).
     """
     rest = (p_target - p_draft).clamp(min=0.0)
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_target)
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by the inverse cumulative distribution of weights `[B, K, V]`, or `[B, 1, V]` for all,
-    which sum to more than 0; `[B, K]` int64 from uniforms `[B, K]` in (0, 1).
-
-    A token of weight 0 is never drawn: the sums are float64, and the uniform stays below 1 by more
-    than their rounding.
+    """Draw `[B, K]` int64 by the inverse CDF of weights `[B, K or 1, V]`, which sum to more than 0,
+    and uniforms `[B, K]` in (0, 1). A token of weight 0 is never drawn.
     """
+    # float64: the uniform stays below 1 by more than the sums' rounding
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniform.double()[..., None] * cumulative[..., -1:]  # [B, K, 1]
     if weights.shape[1] == 1:
@@ -58,11 +53,8 @@ def redraw(
     uniforms: Tensor,
     last: Tensor | None = None,
 ) -> Tensor:
-    """`drafts` where kept, else draws from (p - q)+; the bonus slot's token is drawn from p.
-    `[B, W]`.
-
-    `last` `[B, 1]` int64 is the only slot that is drawn from (p - q)+, others from p; None: all
-    are.
+    """`[B, W]`: `drafts` where kept, else draws from (p - q)+, or with `last` `[B, 1]` int64 at
+    that slot alone, elsewhere from p; the bonus slot's token is drawn from p.
     """
     rest = residual(p_target[:, :-1], p_draft)
     if last is not None:
@@ -82,16 +74,13 @@ def exact_rule(
 def verify(
     rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """What a rule says of drafts; those after a row's first rejected one do not matter. As
-    `Rule`.
-    """
+    """What a `Rule` says of drafts; those after a row's first rejected one do not matter."""
     return rule(p_target, p_draft, drafts, coins)
 
 
 def follow(p_last: Tensor, moved: Tensor, n_predicted: Tensor, p_new: Tensor) -> Tensor:
-    """The distributions `[B, K, V]` of a window's drafts: of each row's first `n_predicted` `[B]`
-    slots those of the last pass, `p_last` `[B, W, V]`, since which it has moved on by `moved` `[B]`
-    slots; of others `p_new`.
+    """Distributions `[B, K, V]` of drafts: of each row's first `n_predicted` `[B]` slots those of
+    the last pass, `p_last` `[B, W, V]`, `moved` `[B]` slots further on; of others `p_new`.
     """
     slots = torch.arange(p_new.shape[1], device=p_new.device)
     index = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)

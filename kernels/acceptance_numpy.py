@@ -1,7 +1,4 @@
-"""Accepting and redrawing on a CPU, in numpy, whose small operations take a fourth of the time.
-
-Only what is redrawn is computed, and of a row nothing after its first rejected draft.
-"""
+"""Accepting and redrawing on a CPU in numpy, of each row nothing after its first rejected draft."""
 
 from __future__ import annotations
 

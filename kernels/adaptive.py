@@ -1,7 +1,6 @@
 """Rules of sampling that look at a whole distribution: entropies, deviations, divergences.
 
-No kernel in Triton or numpy applies these rules: they run here, in torch. All of them keep the
-likeliest token, and leave invalid scores invalid.
+They run in torch alone. All keep the likeliest token, and leave invalid scores invalid.
 
 Sources: top-n-sigma, C. Tang et al. 2024 (arXiv 2411.07641), algorithm 1; top-H, E. Potraghloo et
 al. 2025 (arXiv 2509.02510), in the form of the authors' code in transformers; eta sampling, J.
@@ -39,8 +38,8 @@ def keep_above_noise(scores: Tensor, n_sigma: float) -> Tensor:
 
 
 def keep_entropy_share(scores: Tensor, share: float) -> Tensor:
-    """Top-H: the likeliest tokens of `scores` `[..., V]` whose terms -p log p add up to at most
-    `share`, in (0, 1], of the entropy; others -inf.
+    """Top-H: the likeliest tokens whose -p log p sum to `share`, in (0, 1], of the entropy; others
+    -inf.
     """
     best = scores.topk(min(TOP_H_MOST, scores.shape[-1]), dim=-1).values  # descending
     terms = _entropy_terms(best)
@@ -50,25 +49,22 @@ def keep_entropy_share(scores: Tensor, share: float) -> Tensor:
 
 
 def keep_above_eta(scores: Tensor, epsilon: float) -> Tensor:
-    """Eta sampling: tokens of `scores` `[..., V]` of probability ``min(epsilon, sqrt(epsilon)
-    exp(-H))`` or more; others -inf.
-    """
+    """Tokens of probability ``min(epsilon, sqrt(epsilon) exp(-H))`` or more; others -inf."""
     eta = (epsilon**0.5 * (-entropy(scores)).exp()).clamp(max=epsilon)
     is_less = (scores.softmax(-1) < eta) & (scores < scores.amax(-1, keepdim=True))
     return scores.masked_fill(is_less, NEVER)
 
 
 def cool_by_entropy(scores: Tensor, theta: float) -> Tensor:
-    """EDT's factor of the temperature, `[..., 1]` in 0..1, from scores `[..., V]` at temperature 1:
-    the surer the model is, the colder; 0 where it has no choice.
+    """EDT's factor of the temperature, 0..1 `[..., 1]`; 0 without a choice. Scores at temperature
+    1.
     """
     return EDT_BASE ** (theta / entropy(scores))
 
 
 def cool_by_divergence(logits: Tensor, half: float) -> Tensor:
-    """The factor of the temperature `[B, W, 1]` in 0..1 from the divergence of the guidance
-    branches, logits `[2 B, W, V]` float32, conditional first. `half` nats of KL(conditional ||
-    unconditional) halve the temperature.
+    """The factor `[B, W, 1]` in 0..1 of the temperature, which `half` nats of KL(conditional ||
+    unconditional) halve; logits `[2 B, W, V]` float32, conditional first.
     """
     conditional, unconditional = logits.log_softmax(-1).chunk(2)
     p = conditional.exp()

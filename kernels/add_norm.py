@@ -18,11 +18,9 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """The sum `hidden + scale * post(update)`, `hidden` itself without an update, and its norm;
     both `[..., C]` of the dtype of `hidden`. Without `norm` the sum is returned twice.
+    `post(update)` is rounded to the update's dtype.
 
-    `post` is a norm of the update, before it is added, rounded to the update's dtype.
-
-    Cost: about six operations in torch, ten with two norms; one launch in Triton; no host
-    synchronisation.
+    Cost: about six operations in torch, ten with two norms; one launch in Triton; no host sync.
     """
     total = hidden
     if update is not None:

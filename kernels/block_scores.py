@@ -5,8 +5,7 @@ key, as many selectors have it; and what a method has summarised itself. The win
 in the cache already, so that the blocks that it has written are summarised anew before they are
 scored.
 
-Departures: scores are float32 whatever the inputs are. Blocks in which the row has no entries have
--inf.
+Departures: scores are float32 whatever the inputs; blocks without entries of the row have -inf.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Block scores in Triton: summaries are read once for all queries of their head.
-
-A program has some blocks of a key head. Those that the window has written in it summarises anew,
-from their keys, and scores what it has just made: nothing is read back from memory.
+"""Block scores in Triton: summaries are read once for all queries of their head; those of blocks
+that the window has written in are made, and scored before they are stored.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ class Build:
         other: str = "i32",
         fp_fusion: bool = True,
     ) -> Build:
-        """A build whose pointers are multiples of 16, as further `aligned` arguments; those that
-        `kinds` does not name are of type `other`.
-        """
+        """Pointers and `aligned` arguments are multiples of 16; unnamed ones are `other`."""
         signature = {
             name: "constexpr" if name in constants else kinds.get(name, other)
             for name in kernel.arg_names

@@ -27,8 +27,8 @@ def choose_blocks(
     p: float | None = None,  # share of each query's attention; a block counts for all its entries
     scale: float = 1.0,  # of the scores, with p
 ) -> tuple[Tensor, Tensor]:
-    """The blocks that are read: `[R, H, most]` int32 in ascending order, behind them -1, and
-    `[R, H]` int32 numbers of them. No host sync.
+    """Blocks read, `[R, H, most]` int32, ascending, then -1, and `[R, H]` int32 counts. No host
+    sync.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)
@@ -54,10 +54,8 @@ def choose_blocks(
 
 
 def choose_highest(scores: Tensor, wanted: Tensor, most: int) -> Tensor:
-    """The `wanted` `[..., 1]` highest scores of each row of `[..., N]`; of equal ones the first.
-    `topk` takes any of equal ones, and others where a row has more columns. No row wants more than
-    `most`.
-    """
+    """The `wanted` `[..., 1]` <= `most` highest of scores `[..., N]`; of equal ones the first."""
+    # topk takes any of equal ones, and others where a row has more columns: its values alone
     values = scores.topk(most, -1).values  # descending
     index = (wanted - 1).clamp(0, most - 1).expand(*scores.shape[:-1], 1)
     least = values.gather(-1, index)

@@ -1,8 +1,7 @@
 """Choosing of blocks in Triton: thresholds by bits, and lists without a sort.
 
-Numbers are in the same order as their bits, read as integers (those below zero reversed). So the
-lowest score that is chosen is found three bits at a time: eight thresholds are compared with all
-scores at once, and of those with enough above them the largest is taken.
+Numbers order as their bits, read as integers (below zero reversed): the lowest chosen score is
+found three bits at a time, as the largest of eight thresholds with enough scores above it.
 """
 
 from __future__ import annotations
@@ -145,9 +144,7 @@ def choose_blocks(
     p: float | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Cost: one launch; with `p` three, one program a query and one a key head, and a byte
-    a block.
-    """
+    """Cost: one launch; with `p` three, a program a query and one a head, a byte a block."""
     rows, heads = scores.shape[:2]
     n_blocks = scores.shape[-1]
     start = start.contiguous()

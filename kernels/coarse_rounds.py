@@ -9,9 +9,8 @@ Round k makes the first k slots as a sweep from left to right does, each slot on
 before it: as many rounds as slots are a sweep. Own study; cousins: xPress (arXiv 2608.02438)
 corrects a block of a text model's drafts in six rounds.
 
-A draft of the last round depends on the drafts of the round before, `Redrafted.read`, and on the
-noise of its own slot. Given what is on its left it is distributed as the softmax of its scores on
-`read`, and not of those on the drafts of the last round.
+A draft of the last round, given what is on its left, is distributed as the softmax of its scores on
+the drafts of the round before, `Redrafted.read`.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ def coarse_rounds(
     n_corrected: int,  # of the M candidates, the first ones
     rounds: int,  # at least 1
 ) -> Redrafted:
-    """Drafts of a window of K slots of B rows, in order: those of the last round, which `work` then
-    holds. A seen slot whose neighbours are those that the pass saw, and a fixed one, have what
-    stood there before the first round.
+    """Drafts of K slots of B rows, those of the last round, which `work` then holds. A fixed slot,
+    and a seen one whose neighbours are those that the pass saw, stay as they were.
     """
     before = work.gather(1, slots.columns)
     heads = weights.head[slots.ids]  # [B, K, M, H]
@@ -94,9 +92,7 @@ def coarse_rounds(
 
 
 def find_hidden(weights: SweepWeights, neighbours: Tensor, base: Tensor) -> Tensor:
-    """C's second hidden layer h `[..., H]` from ids `[..., N]` of neighbours and a base
-    `[..., H]`.
-    """
+    """C's second hidden layer h `[..., H]` of ids `[..., N]` of neighbours and a base."""
     n_neighbours = neighbours.shape[-1]
     offsets = torch.arange(n_neighbours, device=base.device) * (len(weights.head) + 1)
     flat = (neighbours + offsets).flatten()

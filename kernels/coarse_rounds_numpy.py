@@ -1,9 +1,8 @@
 """`coarse_rounds` on a CPU, in numpy: what a round does not change is not drafted again.
 
-A slot is drafted in a round if the tokens of its neighbours are others than in the round before, in
-the first one if they are others than the pass saw, or if no pass has seen the slot. Rounds end when
-no slot is left. The slots of all rows are one list, those that a pass has seen before all others,
-so that each of these halves is a product over its own.
+A slot is drafted if its neighbours' tokens have changed since the round before (in the first, since
+the pass), or if no pass has seen it; rounds end when no slot is left. The slots of all rows are one
+list, seen ones first: each half is a product of its own.
 """
 
 from __future__ import annotations
@@ -151,9 +150,7 @@ class Rounds:
     def run(
         self, work: np.ndarray, slots: ListedSlots, scale: float, n_corrected: int, rounds: int
     ) -> MadeRounds:
-        """Write the drafts of n listed slots into `work` int64, the tokens of all rows one after
-        the other, see `read_tokens`.
-        """
+        """Write drafts of listed slots into `work` int64, the rows of `read_tokens` one by one."""
         n = len(slots.columns)
         n_old = len(slots.seen)
         before = work.take(slots.columns)
@@ -207,12 +204,12 @@ class Rounds:
     def redraft(
         self, windows: list[RowWindow], scale: float, candidates: int, rounds: int, *, records: bool
     ) -> RowDrafts:
-        """Write the drafts of rows into their `work`.
+        """Write the drafts of rows into their `work`; `candidates` stale scores a slot are
+        corrected.
 
-        `candidates` stale scores of a slot are corrected. With `records` the scores of all slots
-        drafted anew are returned; candidates then are the most likely tokens, whatever the noise,
-        and the best of all others, which is not corrected. Otherwise they are those with the best
-        scores.
+        Candidates have the best scores; with `records`, which returns the scores of all slots
+        drafted anew, they are the likeliest tokens, whatever the noise, and the best other one, not
+        corrected.
         """
         listed = [_list_slots(window) for window in windows]
         old = [part[0] for part in listed]
@@ -315,10 +312,7 @@ def _count_seen(window: RowWindow) -> int:
 
 
 def _list_slots(window: RowWindow) -> tuple[np.ndarray, np.ndarray]:
-    """The slots of a window that rounds may draft: seen ones, and new ones behind them.
-
-    What lies before the first seen slot whose neighbours have changed stays as it is.
-    """
+    """Slots to draft: seen ones from the first with changed neighbours on, then new ones."""
     n_slots = len(window.neighbours)
     n_seen = min(_count_seen(window), n_slots)
     seen = window.kept.seen[window.moved : window.moved + n_seen]

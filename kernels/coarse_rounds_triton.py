@@ -1,11 +1,9 @@
 """Parallel rounds of coarse drafts in Triton: one launch a round, one program a slot.
 
-A slot reads the tokens that the round before has left and writes into another copy of them, so that
-no program waits for another. A slot whose neighbours are as the pass saw them costs one comparison,
-one whose candidates are corrected reads their rows, and the scores of all tokens are computed only
-where no pass has seen the slot. The first hidden layer goes through a scratch row, because a
-program reads single entries of a vector from memory alone. No round is skipped, so that rounds can
-be captured.
+A slot reads the tokens of the round before and writes another copy, so that no program waits.
+Neighbours as the pass saw them cost a comparison, corrected candidates their rows; all scores are
+computed only where no pass has seen the slot. The first hidden layer goes through a scratch row, as
+single entries are read from memory alone. No round is skipped: they can be captured.
 
 Departures: products are summed in another order than torch's, so that near-ties may fall otherwise.
 """

@@ -5,8 +5,7 @@ reducers rank keys, the sum over queries of their softmax. The log-sum-exp of ea
 from `window_attention`, so that a weight is `exp(score - lse)` on its own and columns are summed
 as they are made.
 
-Departures: query heads of a group are summed for their key head, because a key is kept or evicted
-for all of them; weights of queries are the caller's.
+Departures: query heads of a group are summed, as a key is kept or evicted for all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Column mass in Triton: a tile of keys is read once for all queries of its head.
-
-A program owns its columns and walks over the queries, so that sums are made in one order and
-nothing is added atomically.
+"""Column mass in Triton: a tile of keys is read once for all queries of its head. A program owns
+its columns and walks over the queries: sums have one order, and nothing is added atomically.
 """
 
 from __future__ import annotations

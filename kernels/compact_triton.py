@@ -1,7 +1,5 @@
-"""Compaction in Triton: a program moves some channels of one head of one row to the front.
-
-It walks over its list in order. The source of an entry is never before its target, so that no step
-writes what a later one reads; within a step a barrier separates reading from writing.
+"""Compaction in Triton: a program moves some channels of one head of one row, along its list in
+order, as no source is before its target; a step reads, waits for a barrier, and writes.
 """
 
 from __future__ import annotations

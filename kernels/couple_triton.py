@@ -90,9 +90,7 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
     draft_row_stride,
     draft_slot_stride,
 ):
-    """The target distributions, and every split's masses `[2, entry, split]` of residual and
-    target. The residual of a row's last slot, the bonus, is its target.
-    """
+    """Targets, and splits' masses `[2, entry, split]` of residual (bonus: target) and target."""
     entry, split = tl.program_id(0), tl.program_id(1)
     row = (entry // width).to(tl.int64)
     slot = (entry % width).to(tl.int64)

@@ -1,7 +1,5 @@
-"""Distinguishes errors of the device from errors of the program.
-
-What a device computes after an error of its own means nothing, and CUDA reports the error at some
-later call. Code that catches exceptions and goes on must therefore let such an error through.
+"""Errors of the device itself, which CUDA may report at a later call. What it computes after one
+means nothing: code that catches exceptions and goes on must let these through.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ signature in `kernels/x_triton.py`, next to a table `TAKES` of the tensors that 
 version, for few rows on a CPU, in `kernels/x_numpy.py`: a run decides once whether its steps take
 those (`Backend`).
 
-MMACCEL_KERNELS=auto takes the Triton version wherever it can run, and numpy where a run may;
-`torch` the specifications alone; `triton` always the Triton version, and raises where it cannot
-run.
+MMACCEL_KERNELS: `auto` takes Triton wherever it can run, and numpy where a run may; `torch` the
+specifications alone; `triton` always Triton, and raises where it cannot run.
 """
 
 from __future__ import annotations
@@ -107,9 +106,7 @@ def is_interpreted() -> bool:
 
 
 def choose(device_type: str) -> Choice:
-    """Which backend runs kernels on a kind of device. A call's own arguments may still
-    forbid it.
-    """
+    """Which backend runs kernels on a kind of device; a call's arguments may forbid it."""
     if mode() == "torch":
         return Choice("torch", f"{VARIABLE}=torch")
     obstacle = find_obstacle(device_type)
@@ -153,9 +150,7 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 class Backend:
-    """How the operations of a run are carried out; chosen once, before its first pass. A step that
-    is captured may not read its tensors back.
-    """
+    """How a run's operations are carried out; a captured step may not read its tensors back."""
 
     def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
         is_on_host = device_type == "cpu" and reads_back and mode() == "auto"
@@ -165,9 +160,7 @@ class Backend:
         self._versions: dict[Any, Any] = {}  # by specification
 
     def run(self, specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call a specification, its numpy version or, see `run` of this module, its Triton
-        version.
-        """
+        """Call a specification, its numpy version or, as the module's `run`, its Triton version."""
         version: Callable[P, T] | None = self._versions.get(specification)
         if version is None:
             version = self._versions[specification] = self._find_version(specification)
@@ -202,9 +195,7 @@ def check(device_type: str) -> None:
 
 
 def uses_triton(device_type: str) -> bool:
-    """Whether `run` takes Triton versions on a kind of device; under MMACCEL_KERNELS=triton always,
-    so that it raises and says what is missing.
-    """
+    """Whether `run` takes, or under MMACCEL_KERNELS=triton demands, Triton versions there."""
     return mode() == "triton" or choose(device_type).backend == "triton"
 
 

@@ -1,7 +1,6 @@
 """The gate of a gated MLP: the activation of one half times the other half.
 
-N. Shazeer, "GLU Variants Improve Transformer", 2020 (arXiv 2002.05202). The two halves are what one
-product with the packed weights of gate and up gives.
+N. Shazeer, "GLU Variants Improve Transformer", 2020 (arXiv 2002.05202).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The gate of an MLP in Triton: a program writes a block of a row. In half precision the activation
-is not rounded before the product.
-"""
+"""The gate of an MLP in Triton; in half precision nothing is rounded before the product."""
 
 from __future__ import annotations
 

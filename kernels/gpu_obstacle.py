@@ -1,8 +1,4 @@
-"""Why Triton cannot use the GPUs that torch finds.
-
-Without this check a GPU that is too old, or a machine without a C compiler (with which Triton
-builds its launchers), would fail in the middle of the first pass that calls a kernel.
-"""
+"""Why Triton cannot use the GPUs that torch finds: too old, or no C compiler for its launchers."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ _ALMOST_ONE = 1.0 - 2.0**-24
 
 
 def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
-    """A key, two tensors of 32-bit words, as every round uses it: `[ROUNDS, 2, ...]` int64; the
-    second word is first, as a round uses it.
-    """
+    """A key, two 32-bit words, for all rounds: `[ROUNDS, 2, ...]` int64, the second word first."""
     rounds = torch.arange(ROUNDS, device=key[0].device).view(-1, *[1] * key[0].ndim)
     words = [(word + rounds * weyl) & _LOW for word, weyl in zip(key, WEYL, strict=True)]
     return torch.stack(words[::-1], 1)
@@ -30,9 +28,8 @@ def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
 def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
     """Encrypt counters, four tensors of 32-bit words; four of the broadcast shape.
 
-    The inputs only have to broadcast against each other: words that are constant along an axis stay
-    small until the rounds have mixed them. From then on the two halves of a round are one tensor,
-    which is changed in place. The key of `schedule` has as many axes as the result or is a scalar.
+    Inputs broadcast; words constant along an axis stay small until rounds have mixed them. The key
+    of `schedule` has as many axes as the result or is a scalar.
     """
     shape = torch.broadcast_shapes(schedule.shape[2:], *(word.shape for word in counter))
     keys = schedule.unbind()
@@ -85,9 +82,7 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
 
 
 def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:
-    """Four words `[..., V / 4]` of Philox blocks as uniforms `[..., V]`, those of a block
-    together.
-    """
+    """Four words `[..., V / 4]` as uniforms `[..., V]`, those of a block together."""
     mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice
         mixed[..., k] = word
@@ -95,17 +90,13 @@ def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:
 
 
 def to_uniform(word: Tensor) -> Tensor:
-    """32-bit words in int64 to float32 in [2^-33, 1 - 2^-24]: full relative precision near 0, never
-    0 or 1.
-    """
+    """32-bit words in int64 to float32 in [2^-33, 1 - 2^-24], of full relative precision near 0."""
     return word.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_ALMOST_ONE)
 
 
 def to_gumbel(uniform: Tensor) -> Tensor:
-    """Uniforms to standard Gumbel noise, in place.
-
-    ``-log(-log1p(-u))``: the large values, which decide an argmax, come from u near 0, where
-    float32 resolves u to 24 bits, so the right tail is exact up to 22.8 and not cut at 16.6 as with
-    ``-log(-log(u))``.
+    """Uniforms to standard Gumbel noise, in place, ``-log(-log1p(-u))``: float32 resolves u near 0,
+    from which the largest values come, to 24 bits, so that the right tail is exact up to 22.8 and
+    not cut at 16.6 as with ``-log(-log(u))``.
     """
     return uniform.neg_().log1p_().neg_().log_().neg_()

@@ -1,8 +1,6 @@
 """Philox 4x32-10 in Triton: the bits of `mmaccel.kernels.noise`, four values a thread at a time.
 
-A program computes a run of Philox blocks of one slot and writes their four words next to each
-other; it reads only the counter. Gumbels of other kernels come from `to_gumbel`, whose logarithms
-may differ from torch's in the last bits.
+The logarithms of `to_gumbel` may differ from torch's in the last bits.
 """
 
 from __future__ import annotations

@@ -33,10 +33,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of the queries and of the keys of a layer, both of one kind, as in `Norm`.
-
-    Weights and biases are `[D]`, for every head; `[Hq, D]` and `[Hkv, D]`, each head its own; or
-    `[Hq D]` and `[Hkv D]`: the norm is over the numbers of all heads at once.
+    """Norms of queries and keys, of one kind. Weights and biases are `[D]`, for every head; `[Hq,
+    D]` and `[Hkv, D]`, each head its own; or `[Hq D]` and `[Hkv D]`, one norm over all heads.
     """
 
     q_weight: Tensor | None

@@ -8,9 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def measure(x, is_own, count, eps, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The mean of a norm's `count` own numbers, 0 in an RMS norm, and one over the root of their
-    mean square. x is float32, and 0 outside of them.
-    """
+    """Mean (RMS norm: 0) and 1 / root mean square of `count` own float32 numbers; others are 0."""
     mean = 0.0
     if KIND == "layer":
         mean = tl.sum(x, 0) / count

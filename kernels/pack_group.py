@@ -36,9 +36,8 @@ class Packed:
 
 
 def pack(states: Tensor, axis: int, bits: int) -> Codes:
-    """`[R, H, N, P, D]` with a scale for all that stands along an axis.
-
-    Of 4 bits, the second half of a group stands in the upper bits: codes `[R, H, N, P / 2, D]`.
+    """`[R, H, N, P, D]` with a scale for all that stands along an axis. Of 4 bits, codes are `[R,
+    H, N, P / 2, D]`, the second half of a group in the upper bits.
     """
     n_steps = 2**bits - 1
     numbers = states.float()

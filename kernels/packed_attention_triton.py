@@ -1,9 +1,8 @@
 """Attention on packed entries in Triton: codes are unpacked in registers, each read once.
 
-As `window_attention_triton`: split over the keys, the queries of all heads that share a key head in
-one tile. A tile of keys is of one group, and entries whose codes share bytes follow each other in
-it. After its share of the packed entries a program attends to its share of the ring. Rows of
-different lengths have as many splits.
+Split over the keys as `window_attention_triton`. A tile of keys is of one group, and entries whose
+codes share bytes follow each other in it. After its share of the packed entries a program attends
+to its share of the ring. Rows of different lengths have as many splits.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ def rope_write(
     `grouped`: the queries, the key and the value of a key head stand together (GPT-NeoX),
     `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
 
-    Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
-    synchronisation.
+    Cost: five operations in torch, some ten more with norms; one launch in Triton; no host sync.
     """
     kv_heads, width = keys.shape[1:]
     if grouped and norms is None:

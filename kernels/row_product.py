@@ -1,8 +1,7 @@
 """The product of a few rows with a linear layer's weight, and what stands around it in a decoder.
 
-A step of decoding multiplies few rows: its time is that of reading the weight. So the norm in front
-of the product, the gate and the residual addition behind it cost nothing but their launches, which
-this operation saves.
+With few rows the time is that of reading the weight: the norm in front, the gate and the residual
+addition behind it cost nothing but their launches, which this operation saves.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def row_product(
     scale: float = 1.0,  # of the product, before the addition
     same_bits: bool = False,  # in the kernel a row has the same bits among any number of rows
 ) -> Tensor:
-    """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out:
-    `[T, N]`.
+    """`total + scale * gate(norm(x) @ weight.T + bias)` `[T, N]`, of which parts may be left out.
 
     Cost: up to ten operations in torch; one launch in Triton; no host synchronisation.
     """

@@ -1,7 +1,6 @@
 """Products of few rows in Triton: a program reads some rows of the weight once, for all rows of x.
 
-The weight is not split along C: blocks of 16 of its rows are programs enough, and no partial sum is
-stored.
+The weight is not split along C, as blocks of 16 of its rows are programs enough.
 
 Departures: the root of a row's mean square divides its products and not its numbers, so that both
 sums are of one reading; what is rounded before the product is the row times the norm's weight.

@@ -48,9 +48,7 @@ def score(
     mask: Tensor | None = None,
     forced: Tensor | None = None,
 ) -> Tensor:
-    """Raw logits of all branches to the scores `[B, W, V]` float32 of the target distribution; -inf
-    marks the impossible. Arguments as of `sample_frozen`.
-    """
+    """Raw logits to scores `[B, W, V]` float32 of the target distribution; -inf is impossible."""
     scores = guide(logits.float(), branches, settings.scale, settings.second_scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, NEVER)
@@ -73,8 +71,8 @@ def sample_frozen(
     """Sample every slot of a window with its frozen noise.
 
     At equal perturbed scores the lowest id wins. Where `peak` is not finite the token means
-    nothing; it is in 0..V-1. The scores of the last slot, after guidance, mask and temperature (1
-    where it is 0) and before the filters, are written to `last`.
+    nothing; it is in 0..V-1. The last slot's scores before the filters (temperature 0: at 1) are
+    written to `last`.
     """
     scores = score(logits, branches, settings, mask, forced)  # [B, W, V]
     if last is not None:
@@ -89,7 +87,5 @@ def sample_frozen(
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """The place `[...]` int64 of the largest of `scores` `[..., V]`; of equal ones the first
-    counts, and NaN before any number.
-    """
+    """Place `[...]` int64 of the largest of `[..., V]`; of equal ones the first, NaN before all."""
     return torch.argmax(scores, -1)

@@ -118,7 +118,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     slot_stride, branch_stride, mask_row_stride, mask_slot_stride, has_mask, branches, scale,
     second_scale, temperature, is_share, has_lists,
 ):  # fmt: skip
-    """Every split's largest score (NaN if there is one), and if `has_lists` its candidates and what
+    """Each split's largest score (NaN if there is one); if `has_lists` its candidates and what
     reaches each edge: counts, or (`is_share`) masses relative to its largest score's.
     """
     entry, split = tl.program_id(0), tl.program_id(1)

@@ -1,9 +1,8 @@
 """Parts of a row in Triton: the surviving candidates, and the best of all parts.
 
-Every program that samples leaves a part: its best perturbed score and that one's token, its largest
-score, and its sum of exponentials below that. The parts of candidates follow those of the tokens
-that `sample_triton.py` samples from the logits; noise is computed for candidates alone. One program
-a row merges the parts in a fixed order.
+A part is a program's best perturbed score and its token, largest score, and sum of exponentials
+below that. Parts of candidates, which alone have noise, follow those of `sample_triton.py`; one
+program a row merges them in a fixed order.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ NOBODY = tl.constexpr(2**31 - 1)  # no token
 def store_part(  # type: ignore[no-untyped-def]
     parts, part_token, n_parts, part, best, token, high, total, bad
 ):
-    """Best perturbed score and its lowest token, largest score and sum of exponentials, of lanes'
-    `best`, `token`, `high` and `total`; the largest score is NaN if `bad`.
-    """
+    """The part of lanes' `best`, lowest `token`, `high` and `total`; `high` is NaN if `bad`."""
     entry = tl.program_id(0)
     at = entry.to(tl.int64) * n_parts + part
     step = tl.num_programs(0).to(tl.int64) * n_parts

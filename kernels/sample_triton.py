@@ -160,7 +160,7 @@ def sample_frozen(
     forced: Tensor | None = None,
     last: Tensor | None = None,
 ) -> Sampled:
-    """Cost: 2 launches, 3 with min-p alone, 9 with top-k or top-p; scratch of 2048 numbers for 4096
+    """Cost: 2 launches, 3 with min-p alone, 9 with top-k or top-p; 2048 scratch numbers a 4096
     tokens.
     """
     batch = logits.shape[0] // branches

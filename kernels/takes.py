@@ -23,9 +23,7 @@ class Takes:
     reach: int = 0  # numbers that its third axis may lie apart from its first entry
 
     def refuse(self, name: str, tensor: Tensor, other: Tensor | None = None) -> str | None:
-        """Why the kernel cannot take a tensor; None if it can. `other` is the argument that `like`
-        names.
-        """
+        """Why the kernel cannot take a tensor, `other` what `like` names; None if it can."""
         width = tensor.shape[-1]
         if self.dtypes and tensor.dtype not in self.dtypes:
             return f"{name} in {tensor.dtype}, which the kernel does not compute in"

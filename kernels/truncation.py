@@ -21,11 +21,9 @@ NEVER = float("-inf")
 
 
 def guide(logits: Tensor, branches: int, scale: float, second_scale: float = 1.0) -> Tensor:
-    """Combine guidance branches, `[G * B, W, V]` float32, branch-major: the fully conditional
-    branch c first, the unconditional one u last. `[B, W, V]`.
-
-    One branch: c. Two: ``u + scale (c - u)``. Three, with i between them (conditional on the image
-    alone): ``u + second_scale (i - u) + scale (c - i)``.
+    """Combine guidance branches, `[G * B, W, V]` float32, branch-major, to `[B, W, V]`: the fully
+    conditional branch c first, the unconditional one u last. One: c. Two: ``u + scale (c - u)``.
+    Three, with i (the image alone) between: ``u + second_scale (i - u) + scale (c - i)``.
     """
     if branches == 1:
         return logits
@@ -80,9 +78,7 @@ def truncate(
 
 
 def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores`
-    `[B, W, V]` stay.
-    """
+    """All probability on `tokens` `[B, W]` >= 0; other entries of `scores` `[B, W, V]` stay."""
     one_hot = torch.full_like(scores, NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
     return torch.where((tokens >= 0)[..., None], one_hot, scores)
 

@@ -1,8 +1,5 @@
-"""Sorting and selecting on a CPU, in numpy, which compares several values at once.
-
-A probability in float32 and its place in the row make one integer of 64 bits. The order of these
-integers is the order by probability, and at a tie that by place; to sort them takes a tenth of the
-time of torch's stable sort.
+"""Sorting and selecting on a CPU, in numpy: a float32 probability and its place in the row make one
+integer of 64 bits, whose sorting takes a tenth of the time of torch's stable sort.
 """
 
 from __future__ import annotations
@@ -28,10 +25,8 @@ def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest(scores: np.ndarray, n: int) -> np.ndarray:
-    """The places `[K, n]` int64 of the `n` largest of `scores` `[K, V]`, in any order.
-
-    The n-th largest value and a comparison take half as long as `numpy.argpartition`, which serves
-    where values are equal to it.
+    """The places `[K, n]` int64 of the `n` largest of `scores` `[K, V]`, in any order: in half the
+    time of `numpy.argpartition`, unless values are equal to the n-th largest.
     """
     n_rows, size = scores.shape
     least = np.partition(scores, size - n, 1)[:, size - n, None]

@@ -23,9 +23,7 @@ _INFINITY = float("inf")
 
 
 class Unmasked(NamedTuple):
-    """Proposals and what selectors rank them by, `[B, N]`; a closed position is worth less than
-    every open one.
-    """
+    """Proposals and what selectors rank them by, `[B, N]`; a closed position is worth least."""
 
     tokens: Tensor  # int64, proposed; -1 where closed
     # probability of the proposed token; -inf where closed. At a temperature it has seen the draw:

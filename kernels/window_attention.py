@@ -1,8 +1,8 @@
 """Attention of a window of W queries on a long cache whose rows stand at positions of their own.
 
 The window's own keys are in the cache already, at `start[r] ... start[r]+W-1`, and query w of row r
-stands at position `start[r]+w`. It sees no position after its own. Every further restriction
-removes positions from those.
+stands at position `start[r]+w`. It sees no position after its own; restrictions only remove
+positions.
 
 Departures: scores, softmax and sums are float32 whatever the inputs are. A query that sees nothing
 gives zeros and a log-sum-exp of -inf, where softmax alone would give NaN. Keys and values that no

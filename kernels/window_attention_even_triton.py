@@ -6,9 +6,9 @@ a tile of its queries) stand in one line, the program p takes the p-th part of i
 several programs have worked at is merged by log-sum-exps. So no program waits for another one that
 has more keys.
 
-The number of programs comes from shapes alone; where the parts begin is computed on the device from
-the lengths, so that a captured graph stays valid. Program and unit number together grow along the
-line, so that their sum names a part: there are programs + units places for results.
+The number of programs comes from shapes alone; where parts begin is computed on the device, so that
+a captured graph stays valid. Program plus unit number names a part, as both grow along the line:
+there are programs + units places for results.
 
 Departures: the paper's programs merge what they have themselves; here a kernel does, as for other
 splits. A part has `least` tiles or more, so that a short batch has few parts.

@@ -21,9 +21,8 @@ def combine(  # type: ignore[no-untyped-def]
     shares, logs, at, step, parts, is_line, is_value, value_head,
     ROWS: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """The average `[ROWS, DV]` and the log-sum-exp `[ROWS]` of all parts together.
-
-    The first part of a line stands at `at`, the others `step` lines apart; without parts 0, -inf.
+    """The average `[ROWS, DV]` and the log-sum-exp `[ROWS]` of all parts together; without parts 0,
+    -inf. The first part of a line stands at `at`, the others `step` lines apart.
     """
     dv = tl.arange(0, DV)
     mask = is_line[:, None] & is_value

@@ -62,9 +62,7 @@ def store_share(  # type: ignore[no-untyped-def]
     out, lse, sums, top, total, row, key_head, packed, split, part,
     heads, group, width, value_head, DV: tl.constexpr,
 ):  # fmt: skip
-    """Store the average and the log-sum-exp of a split, `part` lines behind those of the one
-    before.
-    """
+    """Store the average and the log-sum-exp of a split, `part` lines behind the one before."""
     total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
     share = sums / total[:, None]
     is_row = packed < width * group

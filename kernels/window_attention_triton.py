@@ -83,9 +83,8 @@ def find_shape(
 def count_splits(capacity: int, programs: int) -> int:
     """Into how many parts the keys are split: a function of shapes only, a power of two.
 
-    The programs come as near to `PROGRAMS` as doubling brings them, to three quarters of it at
-    least and half as many more at most: one round of 200 is done sooner than two of 400, and the
-    second kernel is saved.
+    The programs are 3/4 to 3/2 of `PROGRAMS`, as near as doubling brings them: one round of 200 is
+    done sooner than two of 400.
     """
     splits = 1
     while (
@@ -98,9 +97,7 @@ def count_splits(capacity: int, programs: int) -> int:
 
 
 def count_programs(capacity: int, units: int) -> int:
-    """How many programs share the keys of ragged rows, by shapes only; 0 where keys are not
-    split.
-    """
+    """How many programs share the keys of ragged rows, by shapes only; 0: keys are not split."""
     if capacity < 2 * LEAST_KEYS:
         return 0
     return min(PROGRAMS, units * (capacity // LEAST_KEYS))

@@ -54,7 +54,5 @@ def window_inputs(
 
 
 def count_new_drafts(n_generated: Tensor, filled: Tensor, *, origin: int, n_drafts: int) -> int:
-    """How many draft slots at a window's end may have no prediction in some row; all W - 1 where
-    the tensors are not to be read.
-    """
+    """How many draft slots at a window's end may lack a prediction; W - 1 if tensors are unread."""
     return n_drafts
