@@ -26,8 +26,7 @@ def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) ->
 
 
 def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """(p - q)+ `[B, K, V]`, unnormalised, not filtered anew; p where rounding left nothing (p = q).
-    """
+    """(p - q)+ `[B, K, V]`, not normalised or filtered; p where rounding left nothing (p = q)."""
     rest = (p_target - p_draft).clamp(min=0.0)
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_target)
 

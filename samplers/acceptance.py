@@ -4,9 +4,6 @@ Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Specul
 ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1: keep a draft x ~ q with probability
 min(1, p(x)/q(x)), else draw from (p - q)+. The result is distributed as p for any q from which x
 was really drawn.
-
-A coupling is the way in which drafts after the first rejection are redrawn; see
-`mmaccel.samplers.window.speculative_jacobi`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A position is computed in passes of several widths. In float32 and float64 the sums of these passes
 differ in their last bits, which practically never changes a token; in shorter formats it often
-does. So the format that counts is the coarsest one on the way to the logits. A model may cast
-inside its own forward and return float32, or switch autocast on there, as accelerate's mixed
-precision does: that is seen in the products that a pass computes, and nowhere outside.
+does. So the format that counts is the coarsest one on the way to the logits. What a model casts
+inside its forward, or autocast does there (accelerate), is seen in a pass's products alone.
 
 Under a caller's `torch.autocast` the model's passes are computed as the caller's own would be, and
 everything else, some of which outlives the call, in its own format.
@@ -92,11 +91,10 @@ class PassFormats(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def note(self, logits: Tensor) -> None:
-        """Take note of what the pass returned that has just ended.
-
-        What the model says of itself (`Route.activations`) counts, as a quantised one does. Else
-        the coarsest of: its parameters, the operands of products that are shorter than float32, the
-        logits, and what torch was told to compute float32 products in.
+        """Note what the pass returned that has just ended. What the model says of itself
+        (`Route.activations`) counts, as a quantised one does; else the coarsest of its parameters,
+        the operands of products shorter than float32, the logits, and how torch was told to
+        multiply float32.
         """
         if self._is_known:
             return

@@ -1,9 +1,7 @@
 """Compares the logits of two runs of forward passes; every self-check is a call of `same_logits`.
 
-A self-check says which passes must agree; this file says what agreeing means. Differences are
-measured in standard deviations of the expected logits, so that one tolerance fits every model.
-Entries far below a position's largest logit are masked: their values are not compared, but the same
-entries have to be masked in both passes.
+Differences are in standard deviations of the expected logits. Entries far below a position's
+largest are masked: the same ones in both passes, whatever their values.
 """
 
 from __future__ import annotations
@@ -34,26 +32,21 @@ class Tolerance:
 
     @staticmethod
     def of(dtype: torch.dtype) -> Tolerance:
-        """The rounding between passes of a model in `dtype` with different attention kernels.
-
-        In bfloat16 transformers' own two of SmolLM2-135M are 0.032 apart, ours is 0.051 from them.
-        """
+        """The rounding between passes of a model in `dtype` with different attention kernels."""
+        # bfloat16: transformers' own two of SmolLM2-135M are 0.032 apart, ours is 0.051 from them
         return Tolerance(mean=_ROUNDING.get(dtype, 0.05))
 
     @staticmethod
     def strict(dtype: torch.dtype) -> Tolerance:
-        """The rounding between passes of a model in `dtype` that differ in their width alone.
-
-        In half precision, matrix products of different shapes round differently.
-        """
+        """The rounding between passes of a model in `dtype` that differ in their width alone."""
         return Tolerance(largest=_STRICT[dtype]) if dtype in _STRICT else Tolerance(mean=2e-2)
 
 
 @dataclass(frozen=True)
 class Difference:
     """How far received logits are from expected ones, in standard deviations of the latter:
-    infinite if other entries are masked or NaN. It is not telling, and agreement would prove
-    nothing, if the expected ones are NaN or all equal.
+    infinite if other entries are masked or NaN. It is not telling if the expected ones are NaN or
+    all equal.
     """
 
     mean: float
@@ -109,9 +102,7 @@ def same_logits(
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:
-    """Compare logits `[R, T, V]` at the positions `where` `[R, T]`. Cost: four host
-    synchronisations.
-    """
+    """Compare logits `[R, T, V]` at positions `where` `[R, T]`. Cost: four host syncs."""
     is_double = torch.float64 in (expected.dtype, received.dtype)
     dtype = torch.float64 if is_double else torch.float32
     expected, received = expected.to(dtype), received.to(dtype)

@@ -72,9 +72,7 @@ class DivergenceBound:
         self.positions += n_entries
 
     def charge(self, n_new: Tensor, nats: Tensor, was_open: Tensor) -> None:
-        """Count a pass that committed `n_new` `[B]` slots at a cost of `nats` `[B]`; `was_open`
-        `[B]` bool are the rows that took part.
-        """
+        """Count a pass: `n_new` `[B]` slots for `nats` `[B]`, in the rows `was_open` `[B]` bool."""
         self._gains.append(n_new + self._extra)
         self.row_passes = self.row_passes + (was_open | (self._extra > 0))
         self._extra = torch.zeros_like(n_new)

@@ -1,9 +1,7 @@
 """Noise: random numbers that depend on (seed, item, slot) and on nothing else.
 
-Batch size, batch order, window and device have no influence, so that an image can be generated
-again alone, in a batch, with another window or on another machine. Philox 4x32-10
-(`mmaccel.kernels.noise`) is keyed with the row's seed; its counter holds (vocabulary block, slot,
-item, stream and pass).
+Batch, window and device have no influence. Philox 4x32-10 (`mmaccel.kernels.noise`) is keyed with
+the row's seed; its counter holds (vocabulary block, slot, item, stream and pass).
 """
 
 from __future__ import annotations
@@ -99,13 +97,9 @@ def draw_new_seed() -> int:
 def choose_seed(
     seed: Any, generator: Any = None, draw: Callable[[], int] = draw_seed
 ) -> int | list[int]:
-    """The seed of a call, as `check_seed` reads it, with drawn integers for each None.
-
-    Args:
-        seed: one, or one per row; None and -1 draw.
-        generator: a `torch.Generator`, which draws a seed and is advanced, or several, which draw
-            one each; not beside a seed.
-        draw: draws without a generator.
+    """The seed of a call, as `check_seed` reads it, with drawn integers for each None: by a
+    `torch.Generator`, which is advanced, by several one each (not beside a seed), or else by
+    `draw`.
     """
     if generator is not None:
         return _draw_seeds(generator, seed)
@@ -179,9 +173,7 @@ class Noise(Checked):
     def from_seed(
         cls, seed: int | Sequence[int], batch: int, device: torch.device | str = "cpu"
     ) -> Noise:
-        """Noise of a batch: by one seed (row b is item b), or by one per row (every row is item 0
-        of its own seed); see `choose_seed`.
-        """
+        """Noise of a batch by one seed (row b is item b), or by one per row (item 0 of each)."""
         check_int("batch", batch, 0, MAX_ITEMS, hint="give the number of rows")
         chosen = choose_seed(seed)
         single = isinstance(chosen, int)
@@ -238,9 +230,7 @@ class Noise(Checked):
         return spread(self._words(blocks, slots, stream, step), n_values)
 
     def fresh(self, slots: Tensor, step: int | Tensor) -> Fresh:
-        """Uniforms of slots `[B, W]` for one pass, `step` as in `gumbel`: the words of one
-        block.
-        """
+        """Uniforms of slots `[B, W]` for a pass, `step` as in `gumbel`: one block's words."""
         if dispatch.uses_triton(slots.device.type):  # one launch, and some 160 below
             return Fresh(*self._uniforms(slots, 3, Stream.FRESH, step).unbind(-1))
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
@@ -248,11 +238,9 @@ class Noise(Checked):
         return Fresh(*to_uniform(words[..., 0]).unbind())
 
     def codes(self, n: int) -> Tensor:
-        """Codes of the rows, `[B]` float64 in 0..1, that are spread evenly over a seed's items.
-
-        Item i of a seed has ``(i mod n + u) / n``, where u is uniform and the seed's own, so that
-        each code is uniform and n items in a row divide the interval evenly (L. Vilnis et al.,
-        "Arithmetic Sampling", ICML 2023, arXiv 2210.15458, section 4).
+        """Codes of the rows, `[B]` float64: of item i ``(i mod n + u) / n`` with the seed's uniform
+        u, so that each is uniform, and n items in a row divide 0..1 evenly (L. Vilnis et al., ICML
+        2023, arXiv 2210.15458, section 4).
         """
         alike = Noise(self.seeds, torch.zeros_like(self.items))
         slot = torch.zeros_like(self.items)[:, None]

@@ -5,12 +5,10 @@ and Two-Phase Partition", ACL 2024 (arXiv:2402.15220), section 3.1: keys and val
 stored in chunks of equally many tokens; a chunk is a node of a tree, in which prompts that begin
 alike share a path. A new prompt is looked up along its path, and only what follows is processed.
 
-Departures: ChunkAttention's kernel reads the chunks themselves. Here a row takes a copy of what it
-finds, and attends to it in its own cache; or, of longer beginnings and where it is asked for, one
-copy serves all rows that have found the same, and is freed when the last of them has ended (see
-`pipelines.hosts.layers.shared_prefix`). So chunks have no readers, and the least recently used
-ones go once there are more tokens than the tree may hold. Part of a chunk may be found; the last
-chunk of a prompt may be short.
+Departures: ChunkAttention's kernel reads the chunks themselves; here a row attends to a copy in its
+own cache, or, of longer beginnings and on demand, rows share one until the last has ended
+(`pipelines.hosts.layers.shared_prefix`). The least recently used chunks go for others. Part of a
+chunk may be found; the last chunk of a prompt may be short.
 """
 
 from __future__ import annotations
@@ -84,11 +82,6 @@ class PrefixTree:
         shared_from: a beginning of at least so many tokens is stored once for the rows of a run
             that have found it, and read together; None: each row has a copy. Not in captured steps,
             nor where all layers slide.
-
-    Attributes:
-        n_tokens: that it holds.
-        n_read: that prompts have taken from it.
-        n_evicted: that had to go for others.
     """
 
     def __init__(
@@ -108,14 +101,14 @@ class PrefixTree:
         self.chunk_size = chunk_size
         self.least = least
         self.shared_from = shared_from
-        self.n_read = 0
-        self.n_evicted = 0
+        self.n_read = 0  # tokens that prompts have taken from it
+        self.n_evicted = 0  # tokens that had to go for others
         self._key: Hashable = None
         self.clear()
 
     def clear(self) -> None:
         """Forget all prompts; what was counted stays."""
-        self.n_tokens = 0
+        self.n_tokens = 0  # that it holds
         self._root = Chunk()
         self._used: OrderedDict[Chunk, None] = OrderedDict()  # each after all that follow it
 
@@ -151,9 +144,7 @@ class PrefixTree:
         return Match(parts)
 
     def insert(self, tokens: tuple[int, ...], copy: Callable[[int, int], Entries]) -> None:
-        """Hold a prompt, as much of it as there is room for; `copy` copies entries from one token
-        to another.
-        """
+        """Hold what there is room for of a prompt; `copy` copies entries from token to token."""
         node = self._root
         tokens = tokens[: self.max_tokens]
         for first in range(0, len(tokens), self.chunk_size):

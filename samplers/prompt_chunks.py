@@ -8,7 +8,7 @@ section 4.2 (stall-free batching).
 A prompt has a *cursor*: what stands before it is in the cache. A pass processes the next tokens of
 the prompts that came first, at most a number of tokens, and the windows of all rows that decode
 (`mmaccel.model_parts.MixedPasses`). A newcomer is admitted when the prompts before it leave room in
-the chunk. So a long prompt keeps nobody waiting for longer than a chunk takes.
+the chunk.
 
 Departures: the number of tokens limits those of prompts alone, whatever the rows that decode take.
 A row begins to decode in the pass with the last of its prompt, as its window sees what the pass has
@@ -82,10 +82,9 @@ class PromptFeed:
         return sum(sum(cursor.wanted) for cursor in self.cursors.values()) < self.size
 
     def plan(self) -> list[Part]:
-        """The parts of the next chunk; empty where there is nothing to process.
-
-        The prompt that came first has all of its tokens, and others what it leaves. Without a size
-        all prompts are processed whole, as wide as the longest.
+        """The parts of the next chunk, maybe none. The prompt that came first has all of its
+        tokens, others what it leaves; without a size all are processed whole, as wide as the
+        longest.
         """
         if self.size is None:
             return self._plan_whole()
@@ -134,8 +133,8 @@ def count_prompts(model: TokenModel, tokens: Tensor) -> int:
 
 @as_called()
 def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
-    """Process prompts `[R, N]` that begin together; how many passes it took. A pass has `size`
-    tokens of all rows at most, but one of each at least; None: one pass.
+    """Process prompts `[R, N]` that begin together, in passes of `size` tokens of all rows, at
+    least one of each (None: one pass); how many passes it took.
     """
     n_columns = tokens.shape[1]
     width = n_columns

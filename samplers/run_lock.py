@@ -1,6 +1,4 @@
-"""A model's locks: one run at a time where runs share the model's cache, and one thread at a time
-where something is made once and kept.
-"""
+"""A model's locks: one run at a time in its cache, one thread where something is made once."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ T = TypeVar("T")
 
 
 def in_turn(make: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Threads take turns in functions that make something once for their first argument, a
-    model.
-    """
+    """Threads take turns in what makes something once for a model, its first argument."""
 
     @wraps(make)
     def call(model: Any, *args: P.args, **options: P.kwargs) -> T:

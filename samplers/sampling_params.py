@@ -60,20 +60,15 @@ class SamplingParams:
         top_k: keep the k most likely tokens (and those tied with the k-th); None keeps all.
         top_p: keep the smallest set of most likely tokens whose mass reaches this.
         min_p: keep tokens at least this share of the most likely one's probability.
-        top_n_sigma: keep tokens whose score is at most this many standard deviations of all scores
-            below the largest.
+        top_n_sigma: keep scores at most this many standard deviations below the largest.
         top_h: keep the likeliest tokens that make up this share of the entropy, 100 at most.
-        eta_cutoff: epsilon of eta sampling: keep tokens of probability ``min(epsilon, sqrt(epsilon)
-            exp(-H))``.
+        eta_cutoff: epsilon; tokens of probability ``min(epsilon, sqrt(epsilon) exp(-H))`` stay.
         entropy_temperature: theta of EDT: the temperature is multiplied by ``0.8 ** (theta / H)``,
             with the entropy H before any temperature.
-        divergence_temperature: nats of divergence between the guidance branches that halve the
-            temperature. It needs both branches.
-        spread: N of arithmetic sampling: N rows of one seed draw evenly spread samples, each of
-            them with the right distribution. For `Autoregressive` and `Jacobi`; see
-            `mmaccel.samplers.window.spread_codes`.
-        processor: a logits processor; it runs after guidance and the structural mask, and before
-            everything else.
+        divergence_temperature: nats between both guidance branches that halve the temperature.
+        spread: N of arithmetic sampling: N rows of one seed draw evenly spread samples, each with
+            the right distribution; for `Autoregressive` and `Jacobi`.
+        processor: a logits processor, which runs after guidance and the structural mask.
     """
 
     guidance_scale: float = within(1.0, -MANY, hint="1 turns it off")
@@ -111,30 +106,22 @@ class SamplingParams:
 
     def apply(
         self,
-        logits: Tensor,
+        logits: Tensor,  # [R, W, V], any float dtype, branch-major
         branches: int,
-        tokens: Tensor,
-        columns: Tensor,
-        slots: Tensor,
+        tokens: Tensor,  # [B, N] int64, prompt, tokens and drafts; -1 is padding
+        columns: Tensor,  # [B, W] int64, length of each entry's prefix in `tokens`
+        slots: Tensor,  # [B, W] int64, the slot each entry predicts
         layout: Layout | None,
     ) -> Tensor:
         """Raw logits of all branches to the scores `[B, W, V]` float32 of the target distribution,
         their softmax; -inf marks impossible tokens.
-
-        Args:
-            logits: `[R, W, V]`, any float dtype, branch-major.
-            tokens: `[B, N]` int64, prompt and tokens so far, drafts included; -1 is padding.
-            columns: `[B, W]` int64, length of each entry's prefix in `tokens`.
-            slots: `[B, W]` int64, the slot each entry predicts.
         """
         scores = self.to_processed_scores(logits, branches, tokens, columns, slots, layout)
         return self.finish_scores(scores, slots, layout, self.find_cooling(logits))
 
     @property
     def adaptive(self) -> tuple[str, ...]:
-        """Names of the rules in use that no kernel applies; at temperature 0 none changes the
-        token.
-        """
+        """Names of the rules in use that no kernel applies; at temperature 0 none matters."""
         if self.temperature == 0:
             return ()
         return tuple(name for name in ADAPTIVE if getattr(self, name) is not None)
@@ -155,9 +142,7 @@ class SamplingParams:
         return tuple(getattr(self, name) for name in (*FILTERS, *ADAPTIVE))
 
     def find_cooling(self, logits: Tensor) -> Tensor | None:
-        """The factor of the temperature `[B, W, 1]` by raw logits of both branches `[2 B, W, V]`,
-        or None.
-        """
+        """The temperature's factor `[B, W, 1]` or None; logits of both branches `[2 B, W, V]`."""
         if self.temperature == 0 or self.divergence_temperature is None:
             return None
         return cool_by_divergence(logits.float(), self.divergence_temperature)
@@ -216,9 +201,7 @@ class SamplingParams:
         return temperature.clamp(min=_COLDEST)
 
     def impossible(self, vocab_size: int) -> Tensor | None:
-        """`[S]` int64, ids that the logits processor calls `impossible`; they need not be
-        drafted.
-        """
+        """`[S]` int64, ids that the logits processor calls `impossible`, not to be drafted."""
         ids: Tensor | None = getattr(self.processor, "impossible", None)
         return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]
 

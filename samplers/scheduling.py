@@ -1,12 +1,11 @@
 """Scheduler: which rows of a long prompt occupy the batch slots of a run, and which rows wait.
 
-Window runs and canvas runs share this class; see `mmaccel.contracts.ContinuousBatching`. Where rows
-may join during the run, the scheduler holds the rows in the batch slots and those that have just
-arrived, and nothing of rows that have finished: a run may go on for as long as rows arrive.
+See `mmaccel.contracts.ContinuousBatching`. Where rows may join during the run, nothing is held of
+rows that have finished: a run may go on for as long as rows arrive.
 
 Continuous batching: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
-Generative Models", OSDI 2022, section 3 (iteration-level scheduling). A request joins the batch as
-soon as another has left it; here an iteration is a pass over a window or a canvas.
+Generative Models", OSDI 2022, section 3 (iteration-level scheduling). An iteration is a pass over a
+window or a canvas.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tuner: which of a few choices gains most for what it costs, learned while they are used.
 
 A choice is a number, such as the tokens of a pass or the threads that it runs on. The first one is
-plain: a use of it gains 1. What others cost is counted in plain uses, by late seconds of both: a
-machine may be slower now than a minute ago.
+plain: a use of it gains 1. What others cost is counted in plain uses, by late seconds of both.
 
 A choice is taken where all uses so far, were this one to gain as little as a plain one, would have
 lost no more than a share of what they gained ("Conservative Bandits", Y. Wu et al., ICML 2016,
@@ -35,8 +34,7 @@ class Tuner:
 
     Args:
         choices: for `choose` in ascending order.
-        cost: of each further token or canvas, as a share of a plain use's; None: costs are
-            measured.
+        cost: of each further token or canvas, a share of a plain use's; None: measured.
         margin: how much better than plain another has to be: clocks are noisy.
         spread: standard deviation of a gain, as a share of it.
         risk: share of the gains that may be lost.
@@ -213,9 +211,8 @@ _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def keep(model: Any, conditions: Hashable, make: Callable[[], Any]) -> Any:
-    """What was learned about a model under some conditions, such as the number of rows, kept as
-    long as the model lives. A wrapper of another `model` shares with every other wrapper of it; one
-    that cannot be weakly referenced gets a new one.
+    """What was learned about a model under some conditions, kept as long as it lives. Wrappers of
+    one `model` share it; what cannot be weakly referenced gets a new one.
     """
     try:
         known = _kept.setdefault(model if model.model is None else model.model, {})

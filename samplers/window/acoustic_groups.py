@@ -7,11 +7,9 @@ owners, the n groups that it is in: P(k) = sum of p(t) / n(t) over group k, Q(k)
 x ~ q is given one of its owners at random and accepted with probability min(1, P(k) / Q(k)). Else
 a group k is drawn from (P - Q)+, and of its tokens one by p(t) / n(t).
 
-So the group of a slot is distributed as P given the tokens before it. That is less than it sounds:
-later distributions depend on tokens, so that the sequence of groups is not the model's, and where
-groups overlap a token does not say which of its groups was drawn. With a(t) and b(t), the means
-over t's owners of min(1, P / Q) and min(1, Q / P), a slot's token is distributed as q a + p (1 - b)
-and its total variation is the sum of (q a - p b)+; `Stats.total_variation` reports the sum.
+With a(t) and b(t), the means over t's owners of min(1, P / Q) and min(1, Q / P), a slot's token is
+distributed as q a + p (1 - b), its group as P; the total variation is the sum of (q a - p b)+,
+which `Stats.total_variation` reports.
 
 Departures: no owner is drawn: a draft is accepted with a(x) and replaced by p (1 - b), which is the
 same without the paper's repeated tries. A token that filters or a layout exclude is never accepted:
@@ -87,9 +85,7 @@ class AcousticGroups(WindowPolicy):
         return iterate(run, self.coupling, rule, rest=partial(self.rest, groups=groups))
 
     def find_groups(self, model: TokenModel, prompt: Prompt) -> TokenGroups:
-        """The groups of a model's tokens, kept until others of the model are asked for: the
-        distances of all pairs of codes are found once.
-        """
+        """The groups of a model's tokens, kept until others of the model are asked for."""
         vectors = model.vectors(self.vectors)
         if vectors is None or len(vectors) != model.vocab_size:
             other = _OTHER[self.vectors]
@@ -116,9 +112,7 @@ class AcousticGroups(WindowPolicy):
     def rule(
         self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, groups: TokenGroups
     ) -> tuple[Tensor, Tensor]:
-        """Accept drafts `[B, K]` with a(x); which, and the total variation spent on each slot
-        `[B, K]`.
-        """
+        """Accept drafts `[B, K]` with a(x); which, and the total variation `[B, K]` spent."""
         a, b = _weigh(p_target, p_draft, groups)
         spent = (p_draft * a - p_target * b).clamp(min=0.0).sum(-1)
         return coins < at_tokens(a, drafts), spent

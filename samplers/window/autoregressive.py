@@ -1,9 +1,4 @@
-"""Autoregressive sampling: one token a pass. Every other policy is compared with this one.
-
-A token is drawn by the Gumbel-max rule (Gumbel 1954): the argmax of scores plus frozen noise is a
-draw from their softmax. The noise is keyed by (seed, item, slot), so that the output is a function
-of model, prompt and seed.
-"""
+"""Autoregressive sampling: one token a pass, by the Gumbel-max rule (Gumbel 1954)."""
 
 from __future__ import annotations
 

@@ -7,10 +7,8 @@ is accepted, where h_K = w_K and elsewhere h_i = S_i / (S_i + 1 - w_i), with S_i
 (w_i p_(i+1) - q_(i+1))+, from which the next token is drawn. Then i drafts or more are accepted
 with probability w_i given the first i, and the next token is distributed as p_(i+1).
 
-This is the rule that joins drafts without a change of the distribution. "SJD-PV: Speculative Jacobi
-Decoding with Phrase Verification" (arXiv 2603.06666) accepts two or more drafts by the product of
-their ratios where they are a phrase of a library; without the weights above, and with the residual
-of one token, that is biased, as a test shows.
+SJD-PV (arXiv 2603.06666) accepts two or more drafts by the product of their ratios where they are a
+phrase of a library: without the weights above, and with one token's residual, that is biased.
 
 A slot's acceptance depends on the drafts behind it. Drafts that are kept for the next pass would
 have another distribution then than the one recorded, so that they must all be drawn anew.
@@ -41,9 +39,8 @@ def verify_block(
         is_over: `[B, W]` bool, slots behind a row's end; a block ends before them.
 
     Returns:
-        Accepted `[B, W-1]` bool, and `p_target` with the distribution of the first slot that is not
-            accepted times its w, so that what remains of it beyond q is what its token is drawn
-            from.
+        Accepted `[B, W-1]` bool, and `p_target`, of the first slot not accepted times its w: its
+            token is drawn from what remains beyond q.
     """
     n_drafts = drafts.shape[1]
     # a block ends before the first slot of invalid scores, and at the end of its row

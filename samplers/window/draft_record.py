@@ -52,9 +52,7 @@ class DraftRecord:
         self._first_held.hold(self._run.rows.slots[:, :1])
 
     def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts `[B, W-1]` and their distributions `[B, W-1, V]`; new ones are drawn with
-        `uniforms`.
-        """
+        """Drafts `[B, W-1]` and distributions `[B, W-1, V]`; new ones are drawn with `uniforms`."""
         run = self._run
         slots = run.rows.slots[:, :-1]
         proposed = run.propose()

@@ -1,10 +1,9 @@
 """Grouped speculative decoding: accept a draft by the mass of its group of like tokens. Relaxed.
 
 "Grouped Speculative Decoding for Autoregressive Image Generation", ICCV 2025 (arXiv 2508.07747),
-sections 4.1 to 4.3. Image tokens are exchangeable within groups of similar ones; comparing P(G)
-with Q(G) of the group around the draft accepts more than comparing p(x) with q(x). Groups of the
-nearest codes: LANTERN, ICLR 2025 (arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352), in
-`mmaccel.samplers.window.latent_groups`.
+sections 4.1 to 4.3. Comparing P(G) with Q(G) of the group of similar tokens around a draft accepts
+more than p(x) with q(x). Groups of the nearest codes: LANTERN, ICLR 2025 (arXiv 2410.03355), and
+LANTERN++ (arXiv 2502.06352), in `mmaccel.samplers.window.latent_groups`.
 
 Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and redrawing from
 (p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
@@ -111,9 +110,8 @@ class GroupedSpeculative(WindowPolicy):
         coins: Tensor,
         ratio: Ratio | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Accept with the probability of the draft's group; accepted `[B, K]` bool, and the total
-        variation `[B, K]` that this spends on each slot. `ratio` of p and q; None: of groups by
-        ranks.
+        """Accept by the draft's group: `[B, K]` bool, and the total variation `[B, K]` that this
+        spends on each slot. `ratio` of p and q; None: of groups by ranks.
         """
         exact = exact_acceptance(p_target, p_draft)
         acceptance = exact

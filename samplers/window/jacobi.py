@@ -7,8 +7,7 @@ Hoogeboom, "Predictive Sampling with Forecasting Autoregressive Models", ICML 20
 
 Given its noise, the token of a slot is a function of the tokens before it: y_i = argmax_v
 (score_i(v) + g_i(v)). Guess a window, evaluate all slots in one pass, and every slot whose left
-side was guessed right is final. The result is the sequential one whatever the guesses were, so
-window, batch and draft source change the speed and nothing else.
+side was guessed right is final. The result is the sequential one whatever the guesses were.
 
 Departures: the noise is a function of a counter, so that it may be made again at every pass (on a
 CPU a slot's is kept while the window covers it), every row proceeds at its own pace, and
@@ -37,10 +36,9 @@ class Jacobi(WindowPolicy):
     Args:
         window: tokens processed per pass, at most where the drafts choose; or "adaptive" to choose
             by measured cost.
-        drafts: where drafts come from: a `DraftSource`, such as a `Coarse` or one of your own, or
-            the short name of one. "auto" is "suffix" of text ("ngram" where steps are captured);
-            elsewhere the coarse model that ships with the model, else "previous-frame" in a clip
-            and "neighbour". docs/drafts.md has the names.
+        drafts: where drafts come from: a `DraftSource` or its short name (docs/drafts.md). "auto"
+            is "suffix" of text ("ngram" where steps are captured); elsewhere the coarse model that
+            ships with the model, else "previous-frame" in a clip and "neighbour".
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".

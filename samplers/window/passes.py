@@ -124,9 +124,7 @@ class RunPasses:
         return 1
 
     def logits(self) -> Tensor:
-        """One pass over the window: raw logits `[R, W, V]`, which the caller passes on to
-        `record`.
-        """
+        """One pass over the window: raw logits `[R, W, V]`, which go on to `record`."""
         inputs = self._rows.take_inputs()
         logits = self._compute(Pass(inputs.tokens, inputs.start))
         if self.recording is not None:
@@ -152,8 +150,7 @@ class RunPasses:
         Args:
             tokens: `[B, E]` int64; those of the window are in the token buffer, too.
             parents: `[B, E]` int64, see `Pass`.
-            depths: `[B, E]` int64, slots between the window's first and the one that an entry
-                predicts.
+            depths: `[B, E]` int64, slots from the window's first to the one predicted.
             nodes: `[n]` int64, numbers of those behind the window that are computed; None: all.
         """
         rows = self._rows
@@ -236,9 +233,7 @@ class RunPasses:
         return scores
 
     def commit(self, path: Tensor) -> None:
-        """Tell the model which entries of a tree were accepted, the first `n_new` of `path`
-        `[B, W]`.
-        """
+        """Tell the model which tree entries were accepted, the first `n_new` of `path` `[B, W]`."""
         assert isinstance(self.model, TreePasses)
         rows = self._rows
         index = torch.arange(path.shape[1], device=path.device)

@@ -61,9 +61,7 @@ class WindowPolicy(Capable):
 
     @property
     def freezes_noise(self) -> bool:
-        """Whether a slot's token is what its scores and its frozen noise choose, so that nobody
-        asks from which distribution a draft was drawn.
-        """
+        """Whether a slot's token is what its scores and its frozen noise choose."""
         return self.exactness == "bitwise"
 
     def __post_init__(self) -> None:

@@ -1,8 +1,4 @@
-"""Prompts of a run that begin with what a prefix tree holds; see `mmaccel.samplers.prefix_tree`.
-
-A prompt whose beginning another one is about to process waits for it: of many rows with one prompt,
-one processes it, and the others take a copy, or read it together.
-"""
+"""Prompts that begin with what a prefix tree holds, or as others do, for which they wait."""
 
 from __future__ import annotations
 

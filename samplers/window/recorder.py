@@ -37,10 +37,9 @@ class StepRecorder(ABC):
 
 
 def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> None:
-    """Let rows that have ended go on with a filler, `[]` int64, up to the end of the longest row.
-
-    transformers' loop does so, too: afterwards the cache holds all but the last token of every row,
-    and the recorder has all slots. Cost: a pass of all rows for every 64 slots after the end of the
+    """Let rows that have ended go on with a filler, `[]` int64, up to the end of the longest row:
+    then, as after transformers' loop, the cache holds all but the last token of every row, and the
+    recorder has all slots. Cost: a pass of all rows for every 64 slots after the end of the
     shortest row.
     """
     rows = run.rows

@@ -1,12 +1,9 @@
 """Noise of a moving window: made at every pass, or on a CPU in advance and that of a slot once.
 
-Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones. A
-window of W slots moves on by a few slots a pass: noise is made for some slots in advance, as a
-small amount takes as long as a larger one. What a row needs lies in one piece, so that the noise of
-a single row is a view; past the end, what is still needed is moved to the front.
-
-Fresh uniforms are new at every pass, and made for some passes at once. On other devices the kernels
-make noise again in registers, which is cheaper there than reading it.
+Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next. It is
+made for some slots in advance, as a small amount takes as long as a larger one. What a row needs
+lies in one piece, of a single row a view; past the end it is moved to the front. Fresh uniforms are
+made for some passes at once. On other devices kernels make noise again in registers.
 """
 
 from __future__ import annotations
@@ -94,9 +91,7 @@ class RollingNoise:
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
     def _make(self, row: int, first: int, width: int) -> range:
-        """Make what a row lacks of slots `first`, … and some more; the slots that stand
-        there then.
-        """
+        """Make what a row lacks of slots `first`, … and some more; the slots then there."""
         made = self._made[row]
         values = self._values[row]
         end = first + len(values)

@@ -6,16 +6,11 @@ al., "Parallel Jacobi Decoding for Fast Autoregressive Image Generation", CVPR 2
 2606.05703): each of these rows has a window of drafts of its own. Relaxed: a token is decided
 before all tokens in front of it, in raster order, are.
 
-A pass covers a window of several rows, all slots of which hold a draft. Frozen noise says which
-token each slot wants, as in `Jacobi`. A slot's token is final once the drafts of these slots are
-final, and the pass has read them:
-
-- all slots before it in its row, and
-- in the row above, all slots up to `ahead` columns to its right. A row that is shorter than others
-  counts as long as they are.
-
-Between these and the slot stands the rest of the row above, of which the model sees drafts: those
-of the last pass, corrected by a coarse model where there is one. Final tokens are drafts that stay.
+A pass covers a window of several rows, whose slots all hold drafts. A slot's token, which frozen
+noise chooses as in `Jacobi`, is final once the pass has read final drafts of all slots before it in
+its row and, in the row above, up to `ahead` columns to its right (a shorter row counts as long as
+others). Of the rest of that row the model sees the last pass's drafts, corrected by a coarse model
+where there is one. Final tokens are drafts that stay.
 
 Cost in exactness: let F be the noise of all slots before a slot. When the slot becomes final is a
 function of F, and so are p, the distribution that its token is then drawn from, and p', that of the
@@ -23,10 +18,9 @@ model after the tokens that are final in the end. So the token's distribution gi
 TV(p, p'), and that of the sequence by no more than the sum over all slots.
 `Stats.total_variation` reports the sum: p' is in the pass in which the prefix reaches the slot.
 
-Departures: ZipAR leaves out what is not decoded of the row above, and PJD hides it behind a mask;
-here the model sees drafts there, so that passes are those of any window. Keys of all rows below the
-first open one are computed anew in each pass. With `ahead` at least a row's length the tokens are
-those of `Autoregressive`.
+Departures: ZipAR leaves out what is not decoded of the row above, and PJD masks it; here the model
+sees drafts there, as in any window. Keys of all rows below the first open one are computed anew in
+each pass. With `ahead` at least a row's length the tokens are those of `Autoregressive`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The rows of a window run: their tokens, the window over them, their counts, and where they end.
 
-All of it is in tensors that a step updates in place, so that steps may be captured. The prompts in
-the token buffer are right-aligned, so that slot i of every row has the same column. A model's
-positions count from the row's own first token instead; see `RunRows.next_positions`.
+Prompts are right-aligned in the token buffer; a model's positions count from a row's own first
+token (`RunRows.next_positions`).
 """
 
 from __future__ import annotations
@@ -180,9 +179,7 @@ class RunRows(StaticPart):
             self.fixed.masked_fill_(rows[:, None], False)
 
     def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
-        """What rows of all branches read at columns `[B, K]` of a token buffer `[B, N]`:
-        `[R, K]`.
-        """
+        """What rows of all branches read at columns `[B, K]` of tokens `[B, N]`: `[R, K]`."""
         tokens = tokens.gather(1, columns)  # [B, K]; before slot 0 a branch's own last token
         last = self.last_of_prompt.view(self.prompt.branches, -1, 1)  # [G, B, 1]
         return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
@@ -192,9 +189,7 @@ class RunRows(StaticPart):
         return self.tokens[:, self.origin : self.origin + length]
 
     def forced(self) -> Tensor | None:
-        """What the layout demands of draft slots, or a fixed draft, `[B, W-1]`; -1, or None, is
-        free.
-        """
+        """`[B, W-1]`, what the layout demands of draft slots, or a fixed draft; -1, None: free."""
         layout = self.prompt.layout
         known = None if layout is None else layout.forced(self.slots[:, :-1])
         if self.fixed is None:
@@ -255,9 +250,7 @@ class RunRows(StaticPart):
     def accept(
         self, tokens: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, *, counts: bool
     ) -> None:
-        """As `WindowRun.accept`, with the largest score `peak` `[B, W]` of every slot; `counts` the
-        pass.
-        """
+        """As `WindowRun.accept`, with the largest scores `peak` `[B, W]`; `counts` the pass."""
         self._backend.run(
             accept_prefix,
             tokens,

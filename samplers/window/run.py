@@ -83,9 +83,7 @@ class WindowRun(RunParts):
     # ---- what a step calls, in this order
 
     def propose(self) -> Drafts:
-        """What the drafter proposes for the draft slots `[B, W-1]`, tokens or scores to draw them
-        from.
-        """
+        """What the drafter proposes for draft slots `[B, W-1]`: tokens, or scores to draw from."""
         source = self.drafter.source
         if not source.keeps_predictions:
             self.rows.forget_drafts()
@@ -99,9 +97,7 @@ class WindowRun(RunParts):
         return drafts
 
     def write_drafts(self, new: Tensor) -> Tensor:
-        """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens; what is
-        then read.
-        """
+        """Write `new` `[B, W-1]` where nothing was predicted, and forced tokens; what is read."""
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
 
     def forward(self) -> Tensor:
@@ -121,10 +117,9 @@ class WindowRun(RunParts):
 
         Args:
             tokens: `[B, W]` int64, the window's new contents.
-            kept: `[B, W-1]` bool, which drafts were right. After n leading ones n + 1 tokens are
-                generated: the first slot that is not right holds the token that replaces its draft.
-            variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
-                slot. Only slots whose tokens are accepted are charged.
+            kept: `[B, W-1]` bool, right drafts; after n leading ones n + 1 tokens are generated,
+                the last in place of a wrong draft.
+            variation: `[B, W-1]`, total variation spent on draft slots; accepted ones are charged.
         """
         if variation is not None:
             self._variation.hold(variation)
@@ -145,9 +140,8 @@ class WindowRun(RunParts):
     # ---- between two steps
 
     def sync(self, n_passes: int = 1, is_usual: bool = True) -> None:
-        """Read what the last passes generated, refill the batch and begin the next step.
-
-        `is_usual` is False of passes that took longer than others like them will, as captures do.
+        """Read what the last passes generated, refill the batch and begin the next step. `is_usual`
+        is False of passes that took longer than others like them will, as captures do.
 
         Raises:
             NumericsError: the next token of a row has invalid logits, whatever the drafts.
@@ -190,11 +184,9 @@ class WindowRun(RunParts):
             self.rows.move_window(self.width)
 
     def _retry(self) -> None:
-        """Repeat the last pass once, as an invalid draft may have spoiled it.
-
-        Attention multiplies the values that a mask hides by 0, which leaves NaN: keys and values of
-        a draft that is thrown away make the slots before it invalid. Copies of each row's last
-        token overwrite them in a second pass. The row is really invalid if that changes nothing.
+        """Repeat the last pass once, as an invalid draft may have spoiled it: attention multiplies
+        values that a mask hides by 0, which leaves NaN. Copies of each row's last token overwrite
+        the drafts; a row is really invalid if that changes nothing.
         """
         rows = self.rows
         is_bad = rows.is_bad & ~rows.ended

@@ -1,17 +1,12 @@
 """WindowScheduler: continuous batching of a window run.
 
-When rows have ended, the scheduler reports them, admits the next rows of the prompt into their
-batch slots and prefills their prompts alone. When no row waits any more, the batch slots of ended
-rows are dropped, unless steps are captured; where rows may join, as those of a server do, batch
-slots are added. A row's tokens do not depend on its batch slot, all of whose state begins anew with
-it.
+Ended rows are reported, and the next ones prefilled alone in their batch slots. When no row waits,
+batch slots of ended rows are dropped, unless steps are captured; where rows may join, some are
+added. A row's tokens do not depend on its batch slot, all of whose state begins anew.
 
-Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), a row is held in its
-batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they write
-there begins at its cursor, where the next chunk overwrites it. It begins to decode in the pass that
-processes the last of its prompt: models with `MixedPasses` take chunks along with the windows of
-all rows, others in a pass before it. With a prefix tree the cursor begins behind what the tree
-holds.
+Where prompts come in chunks (`mmaccel.samplers.prompt_chunks`), a row is held until its prompt is
+whole: passes gain it nothing, and write from its cursor on, where the next chunk overwrites it.
+With a prefix tree the cursor begins behind what the tree holds.
 """
 
 from __future__ import annotations
@@ -87,9 +82,7 @@ class WindowScheduler(Scheduler):
         return self.n_open - len(self._feed)
 
     def prompt(self) -> Prompt:
-        """The prompt of the rows in the batch slots, up to the cursor's token where it is not
-        whole.
-        """
+        """The prompts in the batch slots, up to the cursor's token where they are not whole."""
         whole = super().prompt()
         if not self._feed.cursors:
             return whole
@@ -124,9 +117,7 @@ class WindowScheduler(Scheduler):
         run.passes.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
-        """Finish rows that have ended, admit others and process what is next of prompts; how many
-        begin.
-        """
+        """Finish ended rows, admit others and process the next of prompts; how many rows begin."""
         self._keep_prompts()
         ended = run.rows.ended.tolist()
         is_cut = run.rows.take_cut()
@@ -258,9 +249,7 @@ class WindowScheduler(Scheduler):
         return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fill in statistics; tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows,
-        int64.
-        """
+        """Fill in statistics; of all rows tokens `[B, length]`, lengths and passes `[B]`, int64."""
         totals = self.totals
         stats.accepted = totals.accepted
         stats.tokens = totals.tokens
@@ -279,9 +268,7 @@ class WindowScheduler(Scheduler):
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
     def _receive(self, run: WindowRun, at_once: int | None) -> None:
-        """Let rows join, with batch slots for them, `at_once` at most; None: while there is
-        room.
-        """
+        """Let rows join in new batch slots, `at_once` at most; None: while there is room."""
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open

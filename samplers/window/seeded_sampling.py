@@ -1,8 +1,7 @@
 """Draws with frozen noise over a window: in separate steps, or as one kernel.
 
-Both give the same tokens. The kernel (`mmaccel.kernels.sample`) reads the logits once and writes a
-token per slot. The separate steps write noise and scores of the whole window, which a logits
-processor needs.
+Both give the same tokens. The kernel (`mmaccel.kernels.sample`) reads the logits once; separate
+steps write noise and scores of the whole window, which a logits processor needs.
 """
 
 from __future__ import annotations
@@ -73,9 +72,7 @@ class StepwiseDraws:
         self.noise = run.frozen_noise()  # [B, W, V], or [B, W, 1]
 
     def drafts(self, scores: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` from scores `[B, 1 or W-1, V]` with the noise of their slots, with
-        which a draft equals the slot's token more often.
-        """
+        """Drafts `[B, W-1]` from scores `[B, 1 or W-1, V]` with the noise of their slots."""
         noise = self.noise[:, :-1]
         n_new = self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new

@@ -2,10 +2,9 @@
 
 Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023
 (arXiv 2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one
-(`mmaccel.samplers.drafting.draft_model`), the large one verifies them all in one pass. Without a
-draft model a source drafts, at first `mmaccel.samplers.drafting.ngram`, which continues an earlier
-occurrence of the last n-gram; tokens that it is certain of have a one-hot distribution. Block
-verification: arXiv 2403.10444.
+(`mmaccel.samplers.drafting.draft_model`), or a source does; tokens that it is certain of have a
+one-hot distribution. The large model verifies all in one pass. Block verification: arXiv
+2403.10444.
 
 Departures: every row proceeds at its own pace; see also those of the draft sources.
 """
@@ -50,8 +49,7 @@ class Speculative(WindowPolicy):
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=4, length=3)`; None: nothing. It asks for a draft model, which
             draws a `Comb` or a `Sequoia`, or for drafts that have alternatives.
-        siblings: how several drafts of one slot are drawn from the draft model's distribution, and
-            which one is accepted. Drafts without randomness need no rule.
+        siblings: how several random drafts of a slot are drawn, and which one is accepted.
         verification: "token", one draft after the other, or "block", all drafts of a chain
             together, which accepts more.
 

@@ -16,7 +16,7 @@ their new p, which becomes their recorded q:
 - gumbel: argmax of log p plus the slot's frozen noise, so that an unchanged p repeats its token.
 
 Under every coupling a draft, given all slots on its left, is distributed as the recorded q, which
-is all that the acceptance rule needs: the output is distributed as that of `Autoregressive`.
+is all that the rule needs.
 
 SJD-VP ("Speculative Jacobi Decoding with Verification Prediction", arXiv 2603.27115): `rising`
 extrapolates log p from the last two passes, and drafts are coupled to, and recorded with, what this
@@ -79,14 +79,12 @@ class SpeculativeJacobi(WindowPolicy):
     Args:
         window: tokens processed per pass.
         coupling: how slots after the first rejection are redrawn.
-        drafts: where drafts come from, as in `Jacobi`; "auto" and "coarse" may change the tokens,
-            as every draft source does under this policy.
+        drafts: where drafts come from, as in `Jacobi`; every source may change the tokens.
         tree: what a pass verifies beside the window's chain of drafts, a `Comb` or a `Sequoia`;
             None: nothing. It asks for drafts that are drawn for it: "coarse", "auto" with a coarse
             model, a `Coarse`, a `DraftModel`.
         siblings: how several drafts of one slot are drawn, and which one is accepted.
-        rising: how far drafts follow the change of their log-probabilities from pass to pass; 0
-            draws them from the last pass's distribution.
+        rising: how far drafts follow the change of log-probabilities between passes; 0: not.
         verification: "token", one draft after the other, or "block", all drafts of a window
             together, which accepts more; for independent drafts that nothing corrects.
 
@@ -148,23 +146,15 @@ class SpeculativeJacobi(WindowPolicy):
 
 def iterate(
     run: WindowRun,
-    coupling: str,
-    rule: Rule,
-    walk: CoupledWalk | None = None,
+    coupling: str,  # how drafts after the first rejection are redrawn; exact, whatever the rule
+    rule: Rule,  # decides which drafts are accepted
+    walk: CoupledWalk | None = None,  # of passes that cover trees, under the exact rule
     *,
     rising: float = 0.0,
-    is_joint: bool = False,
-    rest: Rest | None = None,
+    is_joint: bool = False,  # verify all drafts of a window together, instead of by the rule
+    rest: Rest | None = None,  # replaces the first draft that the rule rejects; None: (p - q)+
 ) -> Generation:
-    """The loop shared by the exact and the relaxed rules, on a fresh run.
-
-    Args:
-        coupling: how drafts after the first rejection are redrawn; exact, whatever the rule.
-        rule: decides which drafts are accepted.
-        walk: of passes that cover trees, under the exact rule.
-        is_joint: verify all drafts of a window together, instead of by the rule.
-        rest: what the first draft that the rule rejects is replaced from; None: (p - q)+.
-    """
+    """The loop shared by the exact and the relaxed rules, on a fresh run."""
     record = DraftRecord(run)
     passed_held = run.steps.declare("p_passed") if rising else None
     is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0) and not is_joint
@@ -229,10 +219,8 @@ class Verified(NamedTuple):
 
 
 def _place_rest(rest: Rest, p_target: Tensor, p_draft: Tensor, last: Tensor) -> Tensor:
-    """`p_target` `[B, W, V]` with a distribution at `last` whose part beyond q is `rest`.
-
-    A slot of which nothing is left stays as it is; the bonus slot does, too: then that of the last
-    draft is written, which is kept and read by nobody.
+    """`p_target` `[B, W, V]` with a distribution at `last` whose part beyond q is `rest`. A slot of
+    which nothing is left, and the bonus slot, stay as they are.
     """
     n_drafts = p_draft.shape[1]
     if not n_drafts:

@@ -8,9 +8,8 @@ at the next slot. A uniform code makes an exact sample. N codes that divide 0..1
 that repeat no more than they must: of N rows, floor(N p) or ceil(N p) begin with any text of
 probability p >= 1 / N.
 
-The code after a slot is a function of the tokens so far and their distributions, so that a window
-computes the codes of all its slots in the pass that it makes anyway: those before the first wrong
-draft are right, like the tokens. What the next pass begins with is held by slot.
+The code after a slot is a function of the tokens so far and their distributions, so that a pass
+gives the codes of all its slots: those before the first wrong draft are right, like the tokens.
 
 Departures: once the text so far has a probability of 1 / N or less, at most one other row can share
 it, and the code's remaining digits are noise that rounding would decide. From there on tokens are
@@ -35,9 +34,7 @@ class SpreadCodes:
         self._after = run.steps.declare("codes")  # [B, W + 1, 2] float64
 
     def choose(self, run: WindowRun, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Tokens `[B, W]` of a pass by scores `[B, W, V]`; `tokens` are drawn with the slots'
-        frozen noise.
-        """
+        """Tokens `[B, W]` by scores `[B, W, V]`; `tokens` are drawn with frozen noise."""
         state = self._begin(run)
         p = scores.double().softmax(-1)
         ends = p.cumsum(-1)  # right ends of the parts

@@ -1,9 +1,8 @@
 """Step runners: how the forward passes of a window run are carried out.
 
-A step is one forward pass of a window sampler with everything around it: drafts, model, sampling,
-acceptance, counters. It reads nothing back to the host, its shapes depend on its width alone, and
-the tensors it shares with other steps keep their addresses for the whole run. A runner may
-therefore capture it once per width and replay it from then on.
+A step is one forward pass with all around it. It reads nothing back to the host, its shapes depend
+on its width alone, and tensors that it shares with other steps keep their addresses: a runner may
+capture it once per width and replay it.
 """
 
 from __future__ import annotations
@@ -121,10 +120,9 @@ class StepRunner:
         model.reserve(rows, positions)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """Carry out a step; whether it took as long as others like it will.
-
-        Steps with the same key are the same work on the same tensors, those of one run, and with a
-        `Once` those of runs with the same `GraphKey`; None is a step like no other.
+        """Carry out a step; whether it took as long as others like it will. Steps with the same key
+        are the same work on the same tensors, those of one run, and with a `Once` those of runs
+        with the same `GraphKey`; None is a step like no other.
         """
         step()
         return True

@@ -169,9 +169,7 @@ class Held:
         return value
 
     def hold(self, value: Tensor) -> None:
-        """Store `[B, ...]`, to which nobody writes any more; always of one shape where steps are
-        captured.
-        """
+        """Store `[B, ...]`, final, and always of one shape where steps are captured."""
         steps = self._steps
         steps.names.add(self._name)
         stored = steps.tensors.get(self._name)

@@ -1,8 +1,4 @@
-"""Overlapping groups of tokens: a ball around each, and how probability is split over them.
-
-M. Yanuka et al. (arXiv 2511.13732), see `acoustic_groups.py`. A token t lies in n(t) groups, its
-owners; its probability is split evenly over them, so that those of all groups sum to 1.
-"""
+"""Overlapping groups of tokens, a ball around each; see `acoustic_groups.py`."""
 
 from __future__ import annotations
 

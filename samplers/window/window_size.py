@@ -1,9 +1,4 @@
-"""Window sizes: how many tokens the next pass of a window run processes.
-
-A fixed window is a number. The adaptive window is the width with the most tokens per second, found
-out by a `Tuner` in passes that decode real tokens, and kept as long as the model lives. Only a
-policy whose tokens do not depend on the width may use it.
-"""
+"""Window sizes: how many tokens the next pass of a window run processes."""
 
 from __future__ import annotations
 
@@ -28,9 +23,8 @@ _STRETCH = 64  # slots within which step times are held against each other
 class FixedWidth:
     """The widths and the times of a run's steps; here the same width at every pass.
 
-    It `is_cut` to what is still wanted, but not for policies whose tokens depend on the width, as
-    the lengths of the other rows of a batch must not change a row's tokens, nor where each width is
-    captured as a graph.
+    It `is_cut` to what is still wanted, but not where tokens depend on the width (other rows must
+    not change a row's), or where each width is captured as a graph.
     """
 
     def __init__(self, widest: int, *, is_cut: bool = True) -> None:
@@ -67,9 +61,7 @@ class FixedWidth:
         return min(self.widest, remaining)
 
     def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
-        """Learn from a pass that gave `n_tokens` to `n_rows` together, which a fixed width does
-        not.
-        """
+        """Learn from a pass that gave `n_tokens` to `n_rows`, which a fixed width does not."""
 
 
 def make_tuner(candidates: tuple[int, ...] = CANDIDATES) -> Tuner:
