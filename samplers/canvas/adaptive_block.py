@@ -5,8 +5,7 @@ G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptiv
 
 Departures: a delimiter counts where it is the likeliest token, whatever was drawn; only the block's
 own slots are searched, so that a block has at most `block` of them (there in a share of the whole
-answer, which can be longer than the default block); the blocks of each row end at its own
-delimiters.
+answer); the blocks of each row end at its own delimiters.
 """
 
 from __future__ import annotations

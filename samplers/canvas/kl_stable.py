@@ -49,10 +49,8 @@ class KLStable(SelectorPolicy):
 
 @dataclass(frozen=True)
 class Stable(Selector):
-    """Slots whose distribution diverged from that of the pass before by less than `kl` nats,
-    `steps` passes in a row.
-
-    Memory: the log-probabilities of the active block, `[B, Q, V]` float32, between two passes.
+    """Slots whose distribution diverged from the last pass's by less than `kl` nats, `steps` in a
+    row.
     """
 
     kl: float

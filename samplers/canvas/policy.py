@@ -1,8 +1,7 @@
-"""Base classes of canvas policies: `RunPolicy` fills a canvas by one run, `SelectorPolicy` commits
-what a selector takes at every pass.
+"""Base classes of canvas policies.
 
-The loop is that of S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992,
-algorithm 5, with the choice of slots left to a selector.
+The loop is S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5,
+with the choice of slots left to a selector.
 """
 
 from __future__ import annotations

@@ -53,10 +53,8 @@ class RowState(Protocol):
 
 
 class CanvasRun:
-    """One run of B rows (R = G * B of the prompt) over L slots.
-
-    One pass computes at most `copies` canvases, as "rows" of a batch or "entries" of one row
-    (`layout`).
+    """One run of B rows (R = G * B of the prompt) over L slots; a pass computes at most `copies`
+    canvases, as "rows" of a batch or "entries" of one row (`layout`).
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Coarse drafts on the host: of a row's slots only what their drafts need.
+"""Coarse drafts on the host: those of `CoarseDrafter`, of each row only the slots that need it.
 
-The same drafts as `CoarseDrafter` makes of all slots of all rows at once. Rounds take the slots of
-all rows as a list: `mmaccel.kernels.coarse_rounds_numpy`.
+Rounds take the slots of all rows as a list: `mmaccel.kernels.coarse_rounds_numpy`.
 """
 
 from __future__ import annotations

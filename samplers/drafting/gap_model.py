@@ -2,13 +2,10 @@
 
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
-with the gap to the best score; e^c stands for all other tokens. beta and c depend on how good the
-drafter is, on the temperature and on the text. Each row begins with those of its source
-and learns its own from what turns out to be right: after every pass one step of Newton's method on
-the log-likelihood, by the diagonal of the Fisher information of the passes so far, the earlier ones
-counting less. Own study.
-
-Nodes are chosen by these chances, so that they change passes and no token.
+with the gap to the best score; e^c stands for all other tokens. Each row begins with its source's
+beta and c and learns its own: after every pass one step of Newton's method on the log-likelihood,
+by the diagonal of the Fisher information of the passes so far, earlier ones counting less. Own
+study.
 """
 
 from __future__ import annotations

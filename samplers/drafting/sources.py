@@ -41,9 +41,8 @@ def draft_by(model: TokenModel) -> DraftSource:
 
 
 def parse_source(text: str | Path) -> str | DraftSource:
-    """A draft source from a text: a name, or the folder of a coarse model or of an EAGLE head.
-
-    A text that is no name counts as a folder if it is one or has a separator of paths in it.
+    """A draft source from a name or the folder of a coarse model or of an EAGLE head: a text that
+    is no name but a folder, or has a separator of paths.
     """
     folder = Path(text)
     is_path = text is folder or len(folder.parts) > 1 or os.path.isdir(text)

@@ -2,8 +2,7 @@
 
 X. Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
 Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what follows each of its
-tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
-without any model.
+tokens, wrong drafts included; a table keeps that by token.
 
 Departures: a window is a chain, which reads the likeliest successor alone; the paper's eight are
 kept where a tree asks for them, and its children follow in the order in which the noise of their

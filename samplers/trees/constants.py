@@ -1,7 +1,6 @@
 """Numbers of a planned tree as tensors that outlive the pass which first asked for them.
 
-A captured pass copies nothing from the host, and reads tensors by their addresses: those that a
-plan's lists become are made by the pass before the capture and kept from then on.
+A captured pass copies nothing from the host and reads tensors by their addresses.
 """
 
 from __future__ import annotations

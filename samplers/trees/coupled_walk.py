@@ -1,14 +1,12 @@
 """A pass over a drawn tree of a policy whose window is kept: later slots are redrawn by a coupling.
 
-The walk is that of `mmaccel.samplers.trees.rule_walk`. Then the pass is one over a window, the
-view of `mmaccel.samplers.trees.walk`: the path, the first children behind it, and behind the last
-of these the chain. Slots behind the walk are redrawn from what the pass said of their entries, as
+The walk is that of `rule_walk.py`. Then the pass is one over a window, the view of `walk.py`. Slots
+behind the walk are redrawn from what the pass said of their entries, as
 `mmaccel.samplers.window.speculative_jacobi` describes: a first child was drawn from q as the
 chain's draft was, so that the same couplings hold.
 
 The shape is planned. One that chose its nodes by the drafts would choose with them what the view
-holds: a draft of the chain that is in the view because another draft was unlikely no longer has the
-distribution that was recorded.
+holds: a draft that is in it because another was unlikely no longer has the distribution recorded.
 """
 
 from __future__ import annotations

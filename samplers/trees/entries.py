@@ -1,7 +1,6 @@
 """TreeEntries: the entries of a pass over a tree, and the paths through them.
 
-Paths are followed by doubling: the entry 1, 2, 4, … steps above each entry is known, so that
-anything about a path of D entries costs log2(D) operations on all entries of all rows.
+Paths are followed by doubling: log2(D) operations on all entries for a path of D.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ from mmaccel.samplers.trees.contract import Plan
 
 
 class Growth:
-    """The chain of a window, and the nodes that were added so far.
+    """The chain of a window, and the nodes that were added so far: E entries, first the window's W.
 
-    Entries 0 … W - 1 are the window's. Of all E entries, `tokens`, `parents` and `depths` `[B, E]`
-    int64 are what they hold, which one they follow (-1 for the first), and the drafts on their
-    path.
+    `tokens`, `parents` and `depths` `[B, E]` int64 are what they hold, which entry they follow (-1
+    for the first), and the drafts on their path.
     """
 
     def __init__(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> None:
@@ -32,10 +31,8 @@ class Growth:
         self._paths = drafts[:, None].expand(-1, self.width, -1)  # [B, E, W-1]
 
     def children(self, entries: Tensor, k: int) -> Children | None:
-        """What may follow entries `[B, n]`, up to k each; None for a pass without a tree.
-
-        The first child of an entry of the chain is the chain's next draft. Behind the window or the
-        row's end nobody needs children: they have log-probabilities of -inf.
+        """What may follow entries `[B, n]`, up to k each, first the chain's next draft; None for a
+        pass without a tree. Behind the window or the row's end: log-probabilities of -inf.
         """
         depths = self.depths.gather(1, entries)
         index = entries[..., None].expand(-1, -1, self._paths.shape[2])

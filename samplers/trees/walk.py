@@ -67,9 +67,7 @@ class TreeStep:
 
 
 def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
-    """The window that paths to the entries `last` `[B]` are in, as passes without a tree
-    take it.
-    """
+    """The window that paths to entries `last` `[B]` are in, as of passes without a tree."""
     view = entries.view(last)
     is_branch = view >= entries.width
     # the token buffer as the view's entries read it

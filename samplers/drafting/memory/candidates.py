@@ -1,14 +1,10 @@
 """Drafts one by one, each out of a few candidates for what follows the tokens before it.
 
-Sources that remember what was said have two questions in common: where in some texts the last
-tokens stood before (`find_contexts`), and what these occurrences say together (`merge_votes`). A
-`CandidateDrafter` makes chains, branches and children of the answers. Under a bitwise policy the
-noise of a slot chooses among its candidates, as it chooses among all tokens in the pass (Gumbel
-top-k, with the run's noise). Under one that is exact in distribution a candidate is drawn, and the
-distribution of the candidates is recorded.
-
-All of it reads accepted tokens alone, from the token buffer of the run. A draft that was rejected
-is in no text.
+`find_contexts` says where in some texts the last tokens stood before, `merge_votes` what these
+occurrences say together; a `CandidateDrafter` makes chains, branches and children of that. Under a
+bitwise policy a slot's frozen noise chooses among its candidates (Gumbel top-k); under one that is
+exact in distribution a candidate is drawn, and the distribution of the candidates recorded. Texts
+are of accepted tokens alone.
 """
 
 from __future__ import annotations
@@ -83,13 +79,12 @@ def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Ten
 def find_contexts(
     texts: Texts, last: Tensor, m: int, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the longest suffixes of contexts `[B, n, L]` stood before, at most m occurrences each.
-
-    At least `least` tokens have to agree.
+    """Where the longest suffixes of contexts `[B, n, L]` stood before, at most m occurrences each,
+    if at least `least` tokens agree.
 
     Returns:
-        Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; which of
-        them there are, `[B, n, m]` bool; and how many tokens agree, `[B, n]` int64.
+        Indices `[B, n, m]` of what followed, largest ranks first; which there are, bool; and how
+        many tokens agree, `[B, n]` int64.
     """
     reach = last.shape[2]
     # of each place t: whether its tokens t - 1, t - 2, … agree with the context, and how many do
@@ -123,8 +118,7 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
 
     Args:
         tokens: `[B, n, m]` int64, some of them the same.
-        weights: `[B, n, m]` float32 of at least 0, multiples of a power of two, whose sums do not
-            depend on their order.
+        weights: `[B, n, m]` float32 >= 0, multiples of a power of two, so that sums are exact.
         otherwise: `[B, n]` int64, the only candidate where there is no vote.
     """
     tokens = tokens.clamp(0, vocab_size - 1)

@@ -2,16 +2,14 @@
 
 Y. Fu, P. Bailis, I. Stoica, H. Zhang, "Break the Sequential Dependency of LLM Inference Using
 Lookahead Decoding", ICML 2024 (arXiv 2402.02057). Every pass guesses all slots of its window, each
-from the guess on its left of the pass before. So the guess of a slot, that of the next slot one
-pass later and so on are an n-gram that the model itself has said, though none of it need be
-accepted. A pool keeps them, and drafts continue the last tokens by those of the pool that do.
+from the guess on its left of the pass before; the guess of a slot, that of the next slot one pass
+later and so on are an n-gram that the model has said, accepted or not. A pool keeps them, and
+drafts continue the last tokens by those of the pool that do.
 
 Departures: the window both guesses and verifies, and behind the n-grams of the pool the last pass's
 own guesses are the drafts. N-grams that begin like the last tokens are branches where there is a
 tree, else tried one after the other. The pool is addressed by a hash of the whole n-gram. A row has
 a pool of its own.
-
-The n-grams come from guesses, rejected ones among them; that is what the method is.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 T. Ge, H. Xia, X. Sun, S.-Q. Chen, F. Wei, "Lossless Acceleration for Seq2seq Generation with
 Aggressive Decoding", 2022 (arXiv 2205.10350); X. Sun, T. Ge, F. Wei, H. Wang, "Instantaneous
 Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021 (arXiv 2106.04970): the
-input is verified as the output. Where they differ, decoding goes on until the last tokens of the
-output stand in the input again.
+input is verified as the output.
 
 Departures: after a difference drafts go on at once, as if one token had been replaced by one, and
 are realigned where the last tokens stand in the text: of several occurrences at the one nearest to

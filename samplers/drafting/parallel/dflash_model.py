@@ -9,10 +9,9 @@ and to keys and values that the layer makes of the large model's states, mixed o
 The block begins with the last known token; entry k of it predicts its own token. Embeddings and the
 output matrix are the large model's.
 
-Two layouts are read, as `config.json` and `model.safetensors`: that of transformers
-(`MuseGlimmerAssistantModel`, which `generate(speculation_type="dflash")` runs) and that of the
-authors' repository (`DFlashDraftModel`, whose sizes stand in `dflash_config`). DFlash 2, which adds
-convolutions and a selector of candidates, is refused.
+Layouts: transformers' (`MuseGlimmerAssistantModel`, `generate(speculation_type="dflash")`) and the
+authors' (`DFlashDraftModel`, sizes in `dflash_config`). DFlash 2, which adds convolutions and a
+selector of candidates, is refused.
 """
 
 from __future__ import annotations
