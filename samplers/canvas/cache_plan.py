@@ -64,7 +64,6 @@ class CachePlan:
 
     @property
     def reuses(self) -> bool:
-        """Whether a pass reads what another one wrote."""
         return self.kind != "none" and self.refresh != 1
 
     @property

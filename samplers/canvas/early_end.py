@@ -26,7 +26,7 @@ from mmaccel.samplers.canvas.selector import Selector, SelectorState
 
 @dataclass(frozen=True)
 class EosThreshold(Selector):
-    """The first open slot of the active block whose end tokens have `threshold` together, if any."""
+    """The first open slot of the active block whose end tokens have `threshold` together."""
 
     threshold: float
 
@@ -39,7 +39,6 @@ class EosThreshold(Selector):
         return is_sure & (is_sure.cumsum(1) == 1)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """The first slot first."""
         return -predictions.slots.float()
 
 

@@ -33,8 +33,6 @@ _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
 @dataclass(eq=False)
 class Order(Selector):
-    """An order of the slots of a run; takes the next one."""
-
     name: str  # one of `ORDERS`
     # [B, L] float32, lower ones first, where the order does not depend on logits
     ranks: Tensor | None

@@ -113,7 +113,6 @@ class SelectorPolicy(RunPolicy, Selector):
     exactness: ClassVar[Exactness] = "relaxed"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """What chooses the slots."""
         return self
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
@@ -140,7 +139,6 @@ class SelectorPolicy(RunPolicy, Selector):
     def narrow(
         self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
     ) -> SlotPredictions:
-        """The predictions of a pass that slots are chosen from."""
         return predictions
 
     def decode(self, run: CanvasRun) -> Generation:

@@ -40,7 +40,6 @@ class SlotPredictions:
     chance: Tensor | None = None  # [B, Q] float32, their probability in it; None where sealed
 
     def sealed(self) -> SlotPredictions:
-        """The same without what was drawn."""
         return replace(self, drawn=None, chance=None)
 
     def at_least_one(self, chosen: Tensor) -> Tensor:

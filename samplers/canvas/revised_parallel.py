@@ -81,13 +81,10 @@ class RevisedParallel(SelectorPolicy):
         return Threshold(self.threshold)
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """As much of it as the reviser allows."""
         return ReviserLimit(super().full_selector(run, state), run)
 
 
 class ReviserLimit(Selector):
-    """The highest-ranked slots of what a selector takes, as many as the reviser allows."""
-
     def __init__(self, selector: Selector, run: CanvasRun) -> None:
         self._selector, self._run = selector, run
 

@@ -40,7 +40,6 @@ class SelectorState:
 
     @classmethod
     def of(cls, run: CanvasRun) -> SelectorState:
-        """The state before the first pass."""
         zeros = torch.zeros_like(run.canvas.base)
         is_open = run.canvas.is_open
         state = cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
@@ -80,7 +79,7 @@ class SelectorState:
 
 
 class Selector:
-    """A rule for each row alone. This one takes the first slot of its rank, which is by confidence."""
+    """A rule for each row alone. This one takes the first slot of its rank, by confidence."""
 
     sees_samples: bool = False  # it receives what was drawn: the distribution is not exact
 
@@ -94,7 +93,6 @@ class Selector:
 
 
 def take(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-    """The open slots `[B, Q]` bool that a selector takes."""
     chosen = selector.select(predictions, state)
     is_open = predictions.is_open
     check_answer(f"{type(selector).__name__}.select", chosen, is_open.shape, "bool")

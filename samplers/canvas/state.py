@@ -131,7 +131,6 @@ class Canvas:
         self.limit = torch.minimum(self.limit, limit)
 
     def cut_at_stop_tokens(self) -> None:
-        """End rows after their first committed stop token."""
         if self.stop_tokens is not None:
             stops = (self.tokens[..., None] == self.stop_tokens).any(-1) & self.is_committed
             self.cut(torch.where(stops, self.slots + 1, self.length).amin(1))

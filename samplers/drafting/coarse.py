@@ -33,8 +33,6 @@ _OPENED: WeakKeyDictionary[object, Opened] = WeakKeyDictionary()  # by token mod
 
 @dataclass(frozen=True)
 class _OfModel(DraftSource):
-    """Base of sources that draft by a coarse model."""
-
     is_capturable = True
     has_branches = True
     has_children = True
@@ -126,7 +124,6 @@ class Auto(ShippedCoarse):
 
 
 def is_clip(run: OpenRun) -> bool:
-    """Whether a run draws more than one frame of rows."""
     layout = run.prompt.layout
     if layout is None or not 0 < layout.columns < layout.frame:
         return False

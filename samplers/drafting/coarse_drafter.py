@@ -109,8 +109,6 @@ class OpenedCoarse:
 
 @dataclass(frozen=True)
 class CoarseState:
-    """What a pass hands to the next one."""
-
     values: Held  # [B, W, M], the best stale scores of every slot, noise included
     ids: Held  # [B, W, M] int64, their tokens
     scores: Held  # [B, W, V], all stale scores
@@ -125,8 +123,6 @@ class CoarseState:
 
 @dataclass(eq=False)
 class CoarseDrafter(Drafter):
-    """Coarse drafts of one run."""
-
     opened: OpenedCoarse
     freezes_noise: bool  # nobody asks for the distribution of drafts
     state: CoarseState

@@ -42,8 +42,6 @@ _RELATIVE = 0.02  # by which two fingerprints of one model may differ: other dty
 
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Sizes of a coarse model."""
-
     vocab_size: int = field(metadata={"domain": Domain(2)})  # V
     hidden_size: int = field(metadata={"domain": Domain(1, 2**16)})  # D, of the large model
     # (frames back, rows up, columns to the right) of each, all of them earlier slots

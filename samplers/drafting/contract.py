@@ -89,8 +89,6 @@ class PassPath(NamedTuple):
 
 
 class PassScores(NamedTuple):
-    """What a forward pass said of a window."""
-
     # [B, W, V], the scores that noise is added to: those of the target distribution. At temperature
     # 0, where that names one token alone, those before temperature and filters.
     window: Tensor

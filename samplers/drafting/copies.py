@@ -32,8 +32,6 @@ class Left(_Copies):
 
 @dataclass(frozen=True)
 class PeriodicCopies(_Copies):
-    """Base of sources that copy from a period ago."""
-
     forms: ClassVar[str] = ""  # what tokens form where there is a period
 
     def period(self, layout: Layout) -> int:

@@ -103,8 +103,6 @@ def open_model(option: str, model: object) -> TokenModel:
 
 @dataclass(eq=False)
 class ModelDrafter(Drafter):
-    """Drafts of a model in one run."""
-
     model: TokenModel  # its cache holds the rows of the run
     # [B] int64, the first slot whose token is not in its cache; -1: the last token of the prompt
     next_slot: Held
@@ -155,7 +153,6 @@ class ModelDrafter(Drafter):
         return self.draft(run)
 
     def draft(self, run: OpenRun) -> Drafts:
-        """Drafts one by one, and what they were drawn from."""
         rows, passes = run.rows, run.rows.passes  # [B]
         noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
@@ -213,7 +210,6 @@ class ModelDrafter(Drafter):
             self.judge.accepted(run, n_new)
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """A pass over the last known token and the tree behind it."""
         rows = run.rows
         branches = run.prompt.branches
         _, lengths = run.prompt.text

@@ -31,8 +31,6 @@ _MOST = 0.5  # that a pass changes log beta or c
 
 
 class Ranks(NamedTuple):
-    """The ranks of n slots before a pass."""
-
     values: Tensor  # [B, n, r], perturbed scores, falling
     tokens: Tensor  # [B, n, r] int64
     paths: Paths  # what the slots follow
@@ -48,8 +46,6 @@ def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Ten
 
 @dataclass(eq=False)
 class GapModel:
-    """beta and c of the rows of a run."""
-
     prior: Prior  # what rows begin with
     fitted: Held  # [B, 2, 4]: log beta, c, and their information; of first slots and of later ones
     _ranks: Ranks | None = field(default=None, init=False)
@@ -61,7 +57,6 @@ class GapModel:
         return rank_chances(values, fitted[..., :1].exp(), fitted[..., 1:2])
 
     def expect(self, ranks: Ranks) -> None:
-        """Keep what the pass will judge: the first ranks since the last one."""
         if self._ranks is None:
             self._ranks = ranks
 

@@ -155,7 +155,6 @@ class OnlineModel:
         """Of a slot itself nothing is known."""
 
     def of_prompt(self, prompts: Tensor) -> Tensor:
-        """A constant, see `base`."""
         return prompts.new_full((*prompts.shape[:-1], self.config.width), _POSITIVE)
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:

@@ -28,8 +28,6 @@ from mmaccel.samplers.drafting.in_turn import draft_in_turn
 
 @dataclass(frozen=True)
 class SelfDrafting(DraftSource):
-    """Base of sources whose drafts are the model's own."""
-
     reads_last_scores: ClassVar[bool] = False
     keeps_predictions: ClassVar[bool] = False
     needs = frozenset({"draft passes"})

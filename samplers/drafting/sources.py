@@ -36,7 +36,6 @@ def source_of(policy: Any) -> DraftSource | None:
 
 
 def draft_by(model: TokenModel) -> DraftSource:
-    """The source of a small model's drafts."""
     return DraftModel(model)
 
 

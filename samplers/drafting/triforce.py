@@ -39,7 +39,6 @@ class TriForce(SelfDrafting):
 
     @property
     def attention(self) -> Method:
-        """Compares chunks of one length by their means."""
         options = {"budget": self.budget, "block": self.block, "first_layer": self.first_layer}
         method: Method = make("attention", "dhsa", **options)
         return method

@@ -45,8 +45,6 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 @dataclass(frozen=True)
 class TreeShape(Checked, Capable, ABC):
-    """Base of tree shapes."""
-
     slot = "tree"
     name: ClassVar[str] = ""  # short name
     # a row's nodes depend on other rows, and so would its tokens under a policy of fresh noise

@@ -28,8 +28,6 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class CoupledWalk:
-    """The passes of a fresh run that cover a tree."""
-
     def __init__(self, run: WindowRun, plan: Plan, rule: SiblingRule, coupling: str) -> None:
         self._run = run
         self._plan = plan
@@ -37,7 +35,6 @@ class CoupledWalk:
         self._coupling = coupling
 
     def grow(self, drafts: DrawnDrafts) -> DrawnTree | None:
-        """The tree of a pass; None for the chain alone."""
         run = self._run
         if run.is_retry:
             return None

@@ -73,7 +73,6 @@ def draw_tree(
 
 
 def _begin(drafts: Tensor, p_draft: Tensor) -> DrawnTree:
-    """The chain alone."""
     rows, n_drafts = drafts.shape
     number = torch.arange(-1, n_drafts, device=drafts.device)
     tokens = torch.cat([torch.zeros_like(drafts[:, :1]), drafts], 1)

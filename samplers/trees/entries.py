@@ -23,7 +23,6 @@ class TreeEntries:
 
     @classmethod
     def of(cls, drafts: Tensor, nodes: Nodes) -> TreeEntries:
-        """Of a chain `[B, W-1]` and nodes."""
         rows = len(drafts)
         width = drafts.shape[1] + 1
         first = torch.zeros_like(nodes.tokens[:, :1])

@@ -25,8 +25,6 @@ from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
 
 
 class TreeStep:
-    """The steps of a fresh run whose passes cover a tree."""
-
     def __init__(self, run: WindowRun, shape: TreeShape) -> None:
         self._run = run
         self._shape = shape

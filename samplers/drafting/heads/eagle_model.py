@@ -65,8 +65,6 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadSizes):
-    """Sizes of an EAGLE head."""
-
     vocab_size: int = field(metadata={"domain": _VOCABULARY})  # V, of the large model
     draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})  # tokens that the head scores
     features: int = 0  # F, width of the large model's states that an entry reads
@@ -94,8 +92,6 @@ class HeadCache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a head before they attend."""
-
     residual: Tensor  # [B, K, C]
     queries: Tensor  # [B, K, H, d]
     keys: Tensor  # [B, K, Hkv, d]

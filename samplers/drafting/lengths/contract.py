@@ -43,8 +43,6 @@ class DraftLength(Checked):
 
 @dataclass(eq=False)
 class LengthJudge:
-    """A rule in one run. A child has what passes teach it."""
-
     rule: DraftLength
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:

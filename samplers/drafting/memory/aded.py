@@ -48,8 +48,6 @@ class ADED(CandidateSource):
 
 @dataclass(eq=False)
 class TrigramDrafter(CandidateDrafter):
-    """Counts of tri-grams in one run; they are counted anew whenever they are asked for."""
-
     occurrences: int
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:

@@ -158,8 +158,6 @@ class CandidateSource(DraftSource):
 
 @dataclass(eq=False)
 class CandidateDrafter(Drafter):
-    """Drafts out of candidates in one run."""
-
     reach: int  # L, tokens of a context
 
     @abstractmethod
@@ -196,7 +194,6 @@ class CandidateDrafter(Drafter):
         return Drafts(torch.cat(chain, 1), distribution=distribution)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
-        """The candidates, in the order in which noise prefers them."""
         known = self._known(run)[:, None].expand(-1, paths.tokens.shape[1], -1)
         texts = torch.cat([known, paths.tokens], 2)  # [B, n, L + W-1]
         # an entry with d drafts on its path follows columns d … d + L - 1 of these

@@ -69,8 +69,6 @@ class Lookahead(CandidateSource):
 
 @dataclass(eq=False)
 class LookaheadDrafter(CandidateDrafter):
-    """Lookahead in one run."""
-
     pool: int  # M, n-grams of a row
     guesses: Held  # [B, N, C] int64, by column, of the last N passes, the last first; -1 for none
     grams: Held  # [B, M + 1, N] int64; the last one is for what is not kept
@@ -124,7 +122,6 @@ class LookaheadDrafter(CandidateDrafter):
         stamps[batch_slots] = -1
 
     def _state(self, run: OpenRun) -> tuple[Tensor, Tensor, Tensor]:
-        """Guesses, n-grams and stamps; none before the first pass."""
         if self.guesses.value is not None:
             return self.guesses.get(), self.grams.get(), self.stamps.get()
         tokens = run.rows.tokens

@@ -46,8 +46,6 @@ class SiblingRows(CandidateSource):
 
 @dataclass(eq=False)
 class SiblingDrafter(CandidateDrafter):
-    """Votes of sibling rows in one run; nothing is kept between passes."""
-
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         rows = run.rows
         tokens = rows.tokens

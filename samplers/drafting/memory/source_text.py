@@ -56,8 +56,6 @@ class SourceText(DraftSource):
 
 @dataclass(eq=False)
 class SourceDrafter(Drafter):
-    """A given text in one run."""
-
     ids: GivenIds
     position: Held  # [B] int64, where the row is in the text
     ngram: int
@@ -89,7 +87,6 @@ class SourceDrafter(Drafter):
         return Drafts(tokens)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """A token of the row for a token of the text."""
         self.position.hold(self._position(run) + n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:

@@ -63,8 +63,6 @@ class Suffix(DraftSource):
 
 @dataclass(eq=False)
 class SuffixDrafter(Drafter):
-    """The source in one run."""
-
     tuner: Tuner  # of the model's passes, from earlier runs too
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
@@ -101,7 +99,6 @@ class SuffixDrafter(Drafter):
         return Drafts(copy_on(run.frontier(), self._first))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """Drafts up to the first wrong one are judged."""
         self._gain = 1.0
         if self._width == 1:
             return

@@ -41,8 +41,6 @@ _LAYERS = Domain(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(HeadSizes):
-    """Sizes of a network."""
-
     # N, entries of a block, the last known token among them; all others are masks
     block_size: int = field(metadata={"domain": Domain(2, 4096)})
     mask_token_id: int

@@ -61,8 +61,6 @@ class OwnCanvas(DraftSource):
 
 @dataclass(eq=False)
 class CanvasDrafter(Drafter):
-    """Drafts of the run's own model, all in one pass."""
-
     def propose(self, run: OpenRun) -> Drafts:
         source = self.source
         assert isinstance(source, OwnCanvas)

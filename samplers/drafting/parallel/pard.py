@@ -62,7 +62,6 @@ class Pard(ModelSource):
 
 
 def _find_mask(model: Any) -> int:
-    """The mask token that the configuration of a model names."""
     config = {} if model is None else model.config.to_dict()
     for name in _NAMES:
         if name in config:
@@ -76,8 +75,6 @@ def _find_mask(model: Any) -> int:
 
 @dataclass(eq=False)
 class PardDrafter(ModelDrafter):
-    """Drafts of a parallel draft model in one run."""
-
     def draft(self, run: OpenRun) -> Drafts:
         rows = run.rows
         branches = run.prompt.branches
