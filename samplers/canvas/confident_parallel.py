@@ -14,8 +14,8 @@ equality another can be as likely. The rule asks for sum + e_n <= factor; as the
 e_n, it takes all that "factor" takes, which asks (n + 1) e_n < factor.
 
 Departures: the probability is the model's before temperature and truncation, and of the likeliest
-token, not of the drawn one. The rule "factor" is replaced by the Frechet profile; the profile is
-derived here, so that constants may differ from the paper's; equality is let in.
+token, not of the drawn one. The rule "factor" is replaced by the Frechet profile, which contains it
+and is derived here, so that constants may differ from the paper's; equality is let in.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Threshold(Selector):
 @dataclass(frozen=True)
 class FrechetProfile(Selector):
     """The longest prefix of the most confident slots that stays within `factor`; at least one. Up
-    to 1 the tokens, taken greedily, are the likeliest of the joint distribution.
+    to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
     """
 
     factor: float

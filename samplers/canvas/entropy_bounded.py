@@ -62,9 +62,7 @@ class EntropyBounded(SelectorPolicy):
             )
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """The longest prefix of the open slots, by entropy, that costs at most the bound, `[B, Q]`
-        bool. One slot costs nothing and is always taken.
-        """
+        """`[B, Q]` bool, the longest prefix by entropy within the bound, at least one slot."""
         index, costs = prefix_costs(predictions)
         n = torch.arange(1, index.shape[1] + 1, device=index.device)
         fits = costs <= self.bound(predictions, state, n)

@@ -49,9 +49,7 @@ class KLStable(SelectorPolicy):
 
 @dataclass(frozen=True)
 class Stable(Selector):
-    """Slots whose distribution diverged from the last pass's by less than `kl` nats, `steps` in a
-    row.
-    """
+    """Slots that diverged from the last pass by less than `kl` nats, `steps` passes in a row."""
 
     kl: float
     steps: int

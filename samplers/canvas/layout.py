@@ -21,9 +21,7 @@ from mmaccel.contracts import CanvasPass, Prompt
 
 
 def seen_blocks(keys: Tensor, queries: Tensor, block: int) -> Tensor:
-    """Which positions `[..., K]` an entry at each of `queries` `[..., Q]` may attend to under a
-    block-causal model, `[..., Q, K]` bool: those in no later block.
-    """
+    """`[..., Q, K]` bool: positions `[..., K]` in no later block than `queries` `[..., Q]`."""
     return keys[..., None, :] // block <= queries[..., None] // block
 
 

@@ -4,7 +4,7 @@ F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Prop
 (LocalLeap), 2025, arXiv 2510.07081: inside a radius, in slots, around anchors, open slots of high
 confidence at this pass, the threshold is lower.
 
-Departures: none.
+Departures: none; without an anchor the most confident slot is committed, as in the paper.
 """
 
 from __future__ import annotations

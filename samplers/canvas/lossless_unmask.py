@@ -9,10 +9,10 @@ The last predictions guess which slots stepwise decoding commits next, with whic
 d1, d2, ..., each with one more, all in one pass. d1 is certain; d(k+1) is right as long as it is
 what stepwise decoding makes of d(k).
 
-Departures: it holds at any temperature: every slot has frozen Gumbel noise of its own, and the
-choice of slots does not depend on what is drawn, so that the stepwise result is a function of the
-canvas. Where the order does not depend on logits, guesses of a rejected draft are reused
-("carried"). The number of drafts may be chosen by measured cost (`draft_count.py`).
+Departures: it holds at any temperature: every slot has frozen Gumbel noise of its own, used once,
+and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
+of the canvas. Where the order does not depend on logits, guesses of a rejected draft are reused
+("carried"). The number of drafts, on which no token depends, may be chosen by measured cost.
 """
 
 from __future__ import annotations

@@ -105,9 +105,7 @@ def set_steps(policy: Any, steps: Any) -> MaskedParallel:
 
 @dataclass
 class Quota(Selector):
-    """As many slots as a schedule has for the pass, from the top of the rank of `by`. The last of
-    `steps` passes over a block commits what is left.
-    """
+    """As many slots as a schedule has, from the top of `by`; the last pass takes the rest."""
 
     schedule: str
     steps: int

@@ -1,8 +1,4 @@
-"""Base classes of canvas policies.
-
-The loop is S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5,
-with the choice of slots left to a selector.
-"""
+"""Base classes of canvas policies (S. Nie et al., 2025, arXiv 2502.09992, algorithm 5)."""
 
 from __future__ import annotations
 

@@ -81,10 +81,8 @@ def read_logits(
     noise: Noise,
     layout: Layout | None,
 ) -> SlotPredictions:
-    """Predictions of a pass, with a token drawn for every open slot by its own frozen noise.
-
-    `logits` are `[G * B, Q, V]`, branch-major, `slots` `[B, Q]` int64, `is_open` `[B, Q]` bool;
-    `mask_token` is impossible in both distributions.
+    """A token is drawn for every open slot by its own frozen noise; none is `mask_token`. `logits`
+    are `[G * B, Q, V]`, branch-major, `slots` `[B, Q]` int64, `is_open` `[B, Q]` bool.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
     model = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]

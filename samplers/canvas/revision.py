@@ -42,9 +42,7 @@ from mmaccel.samplers.canvas.state import Canvas
 
 
 class Reviser:
-    """Revises one run of B rows by the probability `least` (see `RevisedParallel`); `budget` is of
-    passes over a block once it is full.
-    """
+    """Revises B rows by `least` (see `RevisedParallel`); `budget`: passes over a full block."""
 
     def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         self._run, self._least, self._budget = run, least, budget
@@ -153,10 +151,9 @@ class ShadowReviser(Reviser):
 
 
 class ShadowPass(ModelPass):
-    """`ModelPass` with shadows; the same arguments, with layout "entries".
+    """`ModelPass` as "entries" with shadows.
 
-    `left_out` `[B, Q]` float32 is the model's probability of a slot's token without that token; 1
-    where nothing is to be checked.
+    `left_out` `[B, Q]` float32: a token's probability without it; 1 where nothing is checked.
     """
 
     left_out: Tensor

@@ -192,9 +192,8 @@ class CoarseDrafter(Drafter):
         )
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """Candidates are the best stale scores. Where the distribution of drafts is asked for they
-        are the most likely tokens, and the last one is the best of all others, whose scores are not
-        corrected.
+        """Candidates are the best stale scores; where distributions are asked for the most likely
+        tokens, the last being the best of all others, whose scores are not corrected.
         """
         assert noise is not None
         if self.on_host:

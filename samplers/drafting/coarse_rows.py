@@ -1,7 +1,4 @@
-"""Coarse drafts on the host: those of `CoarseDrafter`, of each row only the slots that need it.
-
-Rounds take the slots of all rows as a list: `mmaccel.kernels.coarse_rounds_numpy`.
-"""
+"""`CoarseDrafter` on the host: of each row the slots that need it (`coarse_rounds_numpy`)."""
 
 from __future__ import annotations
 

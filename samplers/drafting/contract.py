@@ -45,10 +45,9 @@ class Drafts(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """N drafts beside the chain of W - 1 drafts: a tree, together with it.
+    """N drafts beside the chain of W - 1 drafts, at most W - 1 on a node's path, itself included.
 
-    Entry 0 of a pass is the last known token, entries 1 to W - 1 are the chain's drafts, and entry
-    W + i is node i. No node has more than W - 1 drafts on its path, itself included.
+    Entry 0 of a pass is the last known token, 1 to W - 1 are the chain's drafts, W + i is node i.
     """
 
     tokens: Tensor  # [B, N] int64
@@ -125,9 +124,7 @@ NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 
 
 class DraftSource(Checked, Capable):
-    """Base of draft sources: frozen dataclasses that implement `propose`, or `open` if they keep
-    something from one pass to the next.
-    """
+    """Frozen dataclasses with `propose`, or with `open` if they keep something between passes."""
 
     slot = "drafts"
     # `propose` never synchronises with the host, so that steps may be captured as CUDA graphs; its
@@ -190,10 +187,9 @@ class DraftSource(Checked, Capable):
 
 @dataclass(eq=False)
 class Drafter:
-    """Drafts of one run. A child has the state that passes hand to each other.
+    """Drafts of one run; `run.rows` is the token buffer and the window over it.
 
-    In all methods `run.rows` is the token buffer and the window over it, and `noise` is the frozen
-    noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at temperature 0.
+    `noise` is the frozen noise of draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at temperature 0.
     """
 
     source: DraftSource

@@ -14,7 +14,7 @@ _LONGEST = 3  # tokens of a suffix that is looked for
 @dataclass(frozen=True)
 class NGram(DraftSource):
     """The continuation of the last n-gram's most recent earlier occurrence, prompt included; of
-    slots with a layout only where no pass has predicted.
+    text anew in every pass, of slots with a layout only where no pass has predicted.
 
     Loses: on images, and where a text does not repeat itself.
     """

@@ -40,9 +40,7 @@ def draft_by(model: TokenModel) -> DraftSource:
 
 
 def parse_source(text: str | Path) -> str | DraftSource:
-    """A draft source from a name or the folder of a coarse model or of an EAGLE head: a text that
-    is no name but a folder, or has a separator of paths.
-    """
+    """A draft source from a name, or else a folder (also a missing one, by its separator)."""
     folder = Path(text)
     is_path = text is folder or len(folder.parts) > 1 or os.path.isdir(text)
     if isinstance(text, str) and (text in NAMES or not is_path):

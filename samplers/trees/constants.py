@@ -1,7 +1,4 @@
-"""Numbers of a planned tree as tensors that outlive the pass which first asked for them.
-
-A captured pass copies nothing from the host and reads tensors by their addresses.
-"""
+"""Numbers of a plan as tensors: a captured pass copies nothing and reads fixed addresses."""
 
 from __future__ import annotations
 

@@ -87,9 +87,7 @@ class TreeShape(Checked, Capable, ABC):
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """Nodes beside the chain `[B, W-1]` of a window; None for a pass without. Their number
-        depends on the window's width alone; `noise` is as in `Drafter.correct`.
-        """
+        """Nodes beside the chain `[B, W-1]`, their number by W alone; `noise` as in `Drafter`."""
 
 
 def check_tree(policy: WindowPolicy) -> None:
@@ -115,7 +113,7 @@ def check_tree(policy: WindowPolicy) -> None:
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew `Nodes`. Cost: two host synchronisations."""
+    """Raise ShapeError unless a shape grew `Nodes`. Cost, uncaptured: two host synchronisations."""
     rows = len(drafts)
     width = drafts.shape[1] + 1
     name = f"{type(shape).__name__}.grow"

@@ -68,9 +68,7 @@ class CoupledWalk:
     def _redraw(
         self, tree: DrawnTree, view: Tensor, scores: Tensor, p_target: Tensor, fresh: Fresh
     ) -> Tensor:
-        """Tokens `[B, W]` of the slots behind the walk, by the scores `[B, W, V]` of the entries
-        that stand for the window's slots, `view` `[B, W]`.
-        """
+        """Tokens `[B, W]` behind the walk, by the scores `[B, W, V]` of entries `view` `[B, W]`."""
         run = self._run
         if self._coupling == "gumbel":
             tokens: Tensor = run.backend.run(argmax, scores + run.frozen_noise())

@@ -1,8 +1,4 @@
-"""DrawnTree: a planned tree whose nodes are drawn from the drafter's distributions.
-
-The plan is the same in every pass: which entries have how many siblings depends on no draft. Each
-generation is drawn behind the one before, by the rule of siblings.
-"""
+"""DrawnTree: a plan, the same in every pass, whose nodes are drawn by generations."""
 
 from __future__ import annotations
 
@@ -36,10 +32,8 @@ def draw_tree(
     drafts: Tensor,
     p_draft: Tensor,
 ) -> DrawnTree | None:
-    """Draw a tree beside the chain `[B, W-1]` int64, which was drawn from `p_draft` `[B, W-1, V]`;
-    None where the window has no room for a node.
-
-    `plan` is for the widest window; nodes that are deeper than this one are left out.
+    """Draw a tree beside the chain `[B, W-1]` int64, drawn from `p_draft` `[B, W-1, V]`; None where
+    the window has no room. Nodes of `plan` deeper than the window are left out.
     """
     n_drafts = drafts.shape[1]
     width = n_drafts + 1

@@ -11,10 +11,9 @@ from mmaccel.samplers.trees.contract import Plan
 
 
 class Growth:
-    """The chain of a window, and the nodes that were added so far: E entries, first the window's W.
+    """The chain of a window, and the nodes that were added so far; E entries.
 
-    `tokens`, `parents` and `depths` `[B, E]` int64 are what they hold, which entry they follow (-1
-    for the first), and the drafts on their path.
+    `tokens`, `parents` (-1: none) and `depths`, the drafts on their path, are `[B, E]` int64.
     """
 
     def __init__(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> None:
@@ -99,9 +98,7 @@ class Growth:
 
 
 def grow_planned(tree: Growth, plan: Plan) -> Nodes | None:
-    """The nodes of a plan; None for a pass without. A rank that the drafter never has and what is
-    deeper than a narrow window are left out.
-    """
+    """The nodes of a plan, if any, without absent ranks and depths beyond a narrow window."""
     device = tree.tokens.device
     entries = {entry: entry for entry in range(tree.width)}  # of the plan -> of this pass
     is_needed = torch.ones_like(tree.tokens, dtype=torch.bool)  # [B, E]

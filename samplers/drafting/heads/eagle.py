@@ -1,10 +1,10 @@
 """EAGLE drafts: a head continues the large model's own hidden states.
 
-Papers and layouts of published heads are in `eagle_model.py`. After a pass the head reads the
-states of the accepted tokens, each with the token that follows it; then it drafts token by token,
-its own states in place of those that are not known. Under a tree it reads every path of a
-generation at once (`eagle_tree.py`); `mmaccel.DySpec` is the dynamic tree of EAGLE-2, whose nodes
-have the largest product of the head's confidences.
+Y. Li et al., arXiv 2401.15077, arXiv 2406.16858 and arXiv 2503.01840 (more in `eagle_model.py`).
+After a pass the head reads the states of the accepted tokens, each with the token that follows it;
+then it drafts token by token, its own states in place of those that are not known. Under a tree it
+reads every path of a generation at once (`eagle_tree.py`); `mmaccel.DySpec` is the dynamic tree of
+EAGLE-2, whose nodes have the largest product of the head's confidences.
 
 Departures: the window's chain is in every tree; under guidance the head is one row for all
 branches: it reads the guided states of passes, and those of the first branch of a prompt.

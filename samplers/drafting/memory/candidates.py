@@ -65,9 +65,8 @@ def tokens_before(tokens: Tensor, first: Tensor, n: int) -> Tensor:
 
 
 def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Where the longest suffix of up to `reach` tokens before column `filled` `[B, 1]` stood
-    before, the latest time: the column `[B, 1]` of what followed (that of the last token where it
-    never did), and how many tokens agree, `[B]`.
+    """The latest column `[B, 1]` behind the longest suffix of up to `reach` tokens before `filled`
+    `[B, 1]` (where it never stood, the last token's), and how many agree, `[B]`.
     """
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     texts = Texts(tokens, columns, columns.where(columns < filled, -1))

@@ -110,9 +110,8 @@ class DFlashModel(nn.Module):
             stored.scatter_(1, columns[..., None, None, None].expand_as(new), new)
 
     def forward(self, last: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """Logits `[B, N-1, V]` float32 of the tokens behind the last known one, `[B]` int64.
-
-        It stands at `columns` `[B]` int64; states of all columns before it are context.
+        """Logits `[B, N-1, V]` float32 behind the last known token, `[B]` int64, which stands at
+        `columns` `[B]` int64; states of all columns before it are context.
         """
         config = self.config
         n = config.block_size

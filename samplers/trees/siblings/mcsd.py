@@ -4,7 +4,8 @@ S. Yang, S. Huang, X. Dai, J. Chen, "Multi-Candidate Speculative Decoding", 2024
 K drafts of a slot are drawn from q with replacement and verified in turn; where x_k is rejected,
 the next one is verified against the residual of the target and the same q.
 
-Departures: none.
+Departures: none. A token drawn again after its rejection has no chance, as the residual lacks it:
+on peaked distributions siblings are spent on that, where `RSD` draws others.
 """
 
 from __future__ import annotations
