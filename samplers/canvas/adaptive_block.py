@@ -4,9 +4,8 @@ G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptiv
 2026, arXiv 2509.26432, section 4.3, algorithm 1.
 
 Departures: a delimiter counts where it is the likeliest token, whatever was drawn; only the block's
-own slots are searched, so that a block has at most `block` of them (there in a share of the whole
-answer, which can be longer than the default block); the blocks of each row end at its own
-delimiters.
+own slots are searched, so that a block has at most `block` of them (there a share of the whole
+answer, which can be longer); the blocks of each row end at its own delimiters.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
 Prefix and dual caches: C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.2. Vicinity: Y.
 Ma et al., "dInfer", 2025, arXiv 2510.08666. Far field: F. Zuo et al., "Window-Diffusion", 2026,
 arXiv 2601.20332. Block-causal caching: M. Arriola et al., "Block Diffusion", ICLR 2025, arXiv
-2503.09573, section 3. Sub-blocks: C. Wu et al., "Fast-dLLM v2", 2025, arXiv 2509.26328: completed
-blocks are cached for good, and inside a block a dual cache serves its sub-blocks.
+2503.09573, section 3. Sub-blocks: C. Wu et al., "Fast-dLLM v2", 2025, arXiv 2509.26328.
 
 A plan gives three sets of columns per row. *Computed*: what goes through the model. *Written*: the
 keys and values that later passes find. *Visible*: what is attended to.
 
 Departures: keys and values that later passes read are written by refreshing passes alone (at a
-block's start, and after every `refresh` commits), never by the passes between them. A refresh is
-counted in commits, not in passes. So the logits at a canvas depend on the canvas and on nothing
-else the run did, and drafts can be verified with a cache as without one.
+block's start, and after every `refresh` commits, not passes). So the logits at a canvas depend on
+the canvas alone, and drafts can be verified with a cache as without one.
 """
 
 from __future__ import annotations
@@ -31,21 +29,18 @@ KINDS = ("none", "prefix", "dual", "vicinity", "block", "sub-block")
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Which keys and values are reused.
+    """Which keys and values are reused; OptionError for a value outside its domain.
 
     Args:
         kind: "none" computes everything at every pass. "prefix" reuses what is left of the active
             block, "dual" everything but the block, "vicinity" everything but the block and `margin`
-            columns on both sides. "block" caches completed blocks of a block-causal model, which
-            is exact. "sub-block" does so too, and reuses what is in the model's block beside the
+            columns on both sides. "block" caches completed blocks of a block-causal model, which is
+            exact. "sub-block" does so too, and reuses what is in the model's block beside the
             active block, which is a part of it.
         margin: columns, for "vicinity".
         refresh: commits of a row in one block after which everything is computed anew; None: only
             where a block begins. 1 is "none".
         far: slots after the active block that are attended to; None: all.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     kind: str = one_of("none", KINDS)
@@ -69,7 +64,6 @@ class CachePlan:
 
     @property
     def reuses(self) -> bool:
-        """Whether a pass reads what another one wrote."""
         return self.kind != "none" and self.refresh != 1
 
     @property

@@ -5,19 +5,17 @@ Parallel Decoding", 2025, arXiv 2505.22618, section 3.3.
 
 The Frechet profile takes as many of the most confident slots as can be shown to be each other's
 likeliest tokens (theorem 1 and the rule "factor" there, for the whole profile of confidences
-instead of the lowest one; compare S. R. Kasa et al., "Fast-dLLM++: Frechet Profile Decoding for
-Faster Diffusion LLM Inference", 2026, arXiv 2606.02955). Let e_1 <= ... <= e_n be what the
-likeliest tokens of n slots lack to probability 1. Whatever the joint distribution, all of them
-together have at least 1 - (e_1 + ... + e_n), by the union bound, and any other choice differs at
-some slot i, so that it has at most e_i <= e_n. Where e_1 + ... + e_n + e_n < 1 the product's
-likeliest choice is therefore the joint distribution's only one; at equality another can be as
-likely. The rule asks for sum + e_n <= factor. With equal e it is (n + 1) e <= factor, where
-"factor" asks (n + 1) e_n < factor of every profile: as the sum is at most n e_n, it takes all that
-"factor" takes.
+instead of the lowest; compare S. R. Kasa et al., "Fast-dLLM++: Frechet Profile Decoding for Faster
+Diffusion LLM Inference", 2026, arXiv 2606.02955). Let e_1 <= ... <= e_n be what the likeliest
+tokens of n slots lack to probability 1. Together they have at least 1 - (e_1 + ... + e_n), by the
+union bound, and any other choice, which differs at some slot i, at most e_i <= e_n. Where e_1 + ...
++ e_n + e_n < 1 the product's likeliest choice is therefore the joint distribution's only one; at
+equality another can be as likely. The rule asks for sum + e_n <= factor; as the sum is at most n
+e_n, it takes all that "factor" takes, which asks (n + 1) e_n < factor.
 
 Departures: the probability is the model's before temperature and truncation, and of the likeliest
-token, not of the drawn one. The rule "factor" is replaced by the Frechet profile, which contains
-it; the profile is derived here, so that constants may differ from the paper's; equality is let in.
+token, not of the drawn one. The rule "factor" is replaced by the Frechet profile, which contains it
+and is derived here, so that constants may differ from the paper's; equality is let in.
 """
 
 from __future__ import annotations
@@ -73,9 +71,8 @@ class Threshold(Selector):
 
 @dataclass(frozen=True)
 class FrechetProfile(Selector):
-    """The longest prefix of the most confident slots that stays within `factor`; at least one.
-
-    Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
+    """The longest prefix of the most confident slots that stays within `factor`; at least one. Up
+    to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
     """
 
     factor: float

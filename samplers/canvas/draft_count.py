@@ -1,12 +1,10 @@
 """Draft counts: how many canvases the next pass of nested drafts computes.
 
-A pass over K canvases gains 1 to K slots. How much longer than a pass over one canvas it takes
-depends on the machine: hardly where arithmetic is idle, K times where it is not. A measured number
-is the one with the most slots per second, found out by a `Tuner` in passes that decode real slots;
-decoding takes longer than with one canvas a pass by two passes and 2 % at most, up to the noise of
-the clock. Only a policy whose tokens do not depend on it may use it.
-
-Drafts are nested, so that a pass of K canvases also tells what fewer would have gained.
+A pass over K canvases gains 1 to K slots. A measured number is the one with the most slots per
+second, found out by a `Tuner` in passes that decode real slots; decoding takes longer than with one
+canvas a pass by two passes and 2 % at most, up to the noise of the clock. Only for a policy whose
+tokens do not depend on it. Drafts are nested, so that a pass of K canvases also tells what fewer
+would have gained.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Early ends: selectors that commit the first sure end token, or a whole block that has converged.
 
-`EosThreshold`: a canvas is made longer than the answers it is for, and most of it then holds end
-tokens, each of which would be committed like any other. Bao et al., "Learning to Parallel:
+`EosThreshold`: a canvas is longer than the answers it is for; Bao et al., "Learning to Parallel:
 Accelerating Diffusion Large Language Models via Learnable Parallel Decoding", 2025, arXiv
 2509.25188, cut it where the end is predicted (EoTP). Departures: cutting is an option of its own
-(`drop_suffix`); the end has to be likely enough, all end tokens together, at the first such slot
-and not at the likeliest; the slot's token is drawn like any other's, so that a row ends only where
-an end token was drawn; per row.
+(`drop_suffix`); all end tokens together have to be likely enough, at the first such slot and not at
+the likeliest; the slot's token is drawn like any other's, so that a row ends only where an end
+token was drawn; per row.
 
-`ConvergedBlock`: everything that is open, once the model's likeliest tokens stay the same and are
+`ConvergedBlock`: everything that is open, once the likeliest tokens stay the same and are
 confident. Source: the stopping criterion "stable and confident" of DiffusionGemma in transformers
 5.23. Departures: there the likeliest tokens of the whole canvas end it; here a row's open slots of
 the active block are committed as they are drawn, and the divergence bound charges them.
@@ -27,9 +26,7 @@ from mmaccel.samplers.canvas.selector import Selector, SelectorState
 
 @dataclass(frozen=True)
 class EosThreshold(Selector):
-    """The first open slot of the active block whose end tokens have `threshold` together; no slot
-    where none has.
-    """
+    """The first open slot of the active block whose end tokens have `threshold` together."""
 
     threshold: float
 
@@ -42,7 +39,6 @@ class EosThreshold(Selector):
         return is_sure & (is_sure.cumsum(1) == 1)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """The first slot first."""
         return -predictions.slots.float()
 
 

@@ -2,15 +2,14 @@
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
 Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4 (the rule) and 5 (the bound): slots drawn from
-their marginals instead of their joint distribution diverge from it by at most the sum of their
-entropies less the largest. Costs of steps add up (see `mmaccel.samplers.divergence`). So a
-bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
-in the same order.
+their marginals diverge from their joint distribution by at most the sum of their entropies less the
+largest. Costs of steps add up, and bound the divergence of the whole sequence's distribution from
+stepwise decoding in the same order (`mmaccel.samplers.divergence`).
 
 Departures: ties go to the lowest slot. The paper's 0.1 nats a pass are for text; on the grid of an
 image, where no slot is sure, the default is 4 times the mean entropy of the slots that are open at
-a row's first pass. Beside the paper's bound on every step there is a budget for the whole sequence,
-spent at an even pace: when k more slots of L are committed, at most the share (committed + k) / L.
+a row's first pass. Beside the bound on every step there is a budget for the whole sequence, spent
+at an even pace: when k more slots of L are committed, at most the share (committed + k) / L.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ class EntropyBounded(SelectorPolicy):
             )
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """The longest prefix of the open slots, by entropy, that costs at most the bound, `[B, Q]`
-        bool. One slot costs nothing and is always taken.
-        """
+        """`[B, Q]` bool, the longest prefix by entropy within the bound, at least one slot."""
         index, costs = prefix_costs(predictions)
         n = torch.arange(1, index.shape[1] + 1, device=index.device)
         fits = costs <= self.bound(predictions, state, n)
@@ -109,12 +106,8 @@ class EntropyBounded(SelectorPolicy):
 
 
 def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
-    """Slots in ascending order of entropy, and what prefixes of them cost.
-
-    Returns:
-        Index of each slot in that order, `[B, Q]` int64, and `[B, Q]` float64: nats that the first
-            k + 1
-        of them cost at most, never less than fewer; closed slots come last and add nothing.
+    """Slots in ascending order of entropy, `[B, Q]` int64, and nats that the first k + 1 of them
+    cost at most, `[B, Q]` float64, never falling; closed slots come last and add nothing.
     """
     index = ranked(-predictions.entropy, predictions.is_open)
     spread = torch.where(predictions.is_open, predictions.entropy.double(), 0.0)

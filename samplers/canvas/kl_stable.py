@@ -49,11 +49,7 @@ class KLStable(SelectorPolicy):
 
 @dataclass(frozen=True)
 class Stable(Selector):
-    """Slots whose distribution diverged from that of the pass before by less than `kl` nats,
-    `steps` passes in a row.
-
-    Memory: the log-probabilities of the active block, `[B, Q, V]` float32, between two passes.
-    """
+    """Slots that diverged from the last pass by less than `kl` nats, `steps` passes in a row."""
 
     kl: float
     steps: int

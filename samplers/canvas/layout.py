@@ -1,15 +1,13 @@
 """From canvases to forward passes: which columns are computed, written and read.
 
-A pass has one of two shapes. *As rows*: every column of every canvas is computed; several canvases
-are further rows. *As entries*: some columns of a row are computed; several canvases are further
-entries of the same row, each of which attends to its own canvas and to what earlier passes wrote.
-See `mmaccel.samplers.canvas.cache_plan`.
+*As rows*: every column of every canvas is computed; several canvases are further rows. *As
+entries*: some columns of a row are computed; several canvases are further entries of the same row,
+each of which attends to its own canvas and to what earlier passes wrote (`cache_plan.py`).
 
 Some models have logits shifted by one: the token at position i is predicted from the state at
 position i - 1 (J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487).
-So the queries of their passes are the entries before the slots. Where the one before the first slot
-is not computed otherwise, it is computed along: one more entry, which is not written, and which
-nothing reads. It is not counted as a position of the canvas.
+The queries of their passes are the entries before the slots. Where the one before the first slot is
+not computed otherwise, it is one more entry, which is not written, read or counted.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ from mmaccel.contracts import CanvasPass, Prompt
 
 
 def seen_blocks(keys: Tensor, queries: Tensor, block: int) -> Tensor:
-    """Which positions `[..., K]` an entry at each of `queries` `[..., Q]` may attend to under a
-    block-causal model, `[..., Q, K]` bool: those in no later block.
-    """
+    """`[..., Q, K]` bool: positions `[..., K]` in no later block than `queries` `[..., Q]`."""
     return keys[..., None, :] // block <= queries[..., None] // block
 
 
@@ -92,9 +88,7 @@ class Columns:
         return low, low + self._block
 
     def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
-        """All columns of K canvases `[K, B, L]`, as G * K * B rows, for logits of `slots`
-        `[B, Q]`.
-        """
+        """All columns of canvases `[K, B, L]` as G * K * B rows, for logits of `slots` `[B, Q]`."""
         copies = canvases.shape[0]
         tokens = self.tokens(canvases).flatten(0, 2)  # [G * K * B, N]
         reads = visible[:, None]  # [R, 1, N]
@@ -116,10 +110,9 @@ class Columns:
         return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
 
     def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> CanvasPass:
-        """Some columns of K canvases `[K, B, L]`, in R rows, the same for all K; with K above 1
-        nothing is written. Logits of `slots` `[B, Q]` that are not computed mean nothing.
-
-        Cost: one host synchronisation, for the number of entries.
+        """Some columns of K canvases `[K, B, L]`, the same for all, in R rows; with K above 1
+        nothing is written. Logits of `slots` `[B, Q]` not computed mean nothing. Cost: one host
+        synchronisation.
         """
         copies = canvases.shape[0]
         rows = sets.computed.shape[0]

@@ -44,8 +44,7 @@ class LearnedFilter(SelectorPolicy):
     Args:
         filter: a safetensors file of the `state_dict` of a `Sequential(Linear(Q, H), ReLU(),
             Linear(H, Q))`, for blocks of Q slots, or a function of a pass's predictions
-            (`SlotPredictions`) to `[B, Q]`; "" takes the
-            confidences themselves.
+            (`SlotPredictions`) to `[B, Q]`; "" takes the confidences themselves.
         threshold: least probability of a slot that is committed.
 
     Loses: without a filter, which none ships: it is then `ConfidentParallel` with the same

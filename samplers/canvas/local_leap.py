@@ -1,11 +1,10 @@
 """LocalLeap: slots that are sure, and around them slots that are nearly sure.
 
 F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation"
-(LocalLeap), 2025, arXiv 2510.07081: slots of high confidence are anchors; inside a radius around
-them the threshold is lower. Anchors are open slots of this pass; distance is counted in slots.
+(LocalLeap), 2025, arXiv 2510.07081: inside a radius, in slots, around anchors, open slots of high
+confidence at this pass, the threshold is lower.
 
-Departures: none in the rule; where there is no anchor, the most confident slot is committed, as in
-the paper.
+Departures: none; without an anchor the most confident slot is committed, as in the paper.
 """
 
 from __future__ import annotations

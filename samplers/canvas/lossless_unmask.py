@@ -5,15 +5,14 @@ Language Models" (FreeDave), 2025, arXiv 2510.00294 (nested drafts, verified in 
 and Y. Gao et al., "Self Speculative Decoding for Diffusion Large Language Models", 2025, arXiv
 2510.04147.
 
-From the last predictions guess the next slots that stepwise decoding will commit and their tokens:
-canvases d1, d2, ..., each with one more. One pass predicts all of them. d1 is certain; d(k+1) is
-right as long as it is what stepwise decoding makes of d(k).
+The last predictions guess which slots stepwise decoding commits next, with which tokens: canvases
+d1, d2, ..., each with one more, all in one pass. d1 is certain; d(k+1) is right as long as it is
+what stepwise decoding makes of d(k).
 
-Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run
-and used once, and the choice of slots does not depend on what is drawn, so that the stepwise result
-is a function of the canvas. Where the order does not depend on logits, guesses of a rejected draft
-are reused ("carried"). The number of drafts may be chosen by measured cost
-(`mmaccel.samplers.canvas.draft_count`): the tokens do not depend on it.
+Departures: it holds at any temperature: every slot has frozen Gumbel noise of its own, used once,
+and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
+of the canvas. Where the order does not depend on logits, guesses of a rejected draft are reused
+("carried"). The number of drafts, on which no token depends, may be chosen by measured cost.
 """
 
 from __future__ import annotations
@@ -144,15 +143,9 @@ def verify_drafts(
 ) -> tuple[SlotPredictions, Tensor | None, Tensor]:
     """One pass over K nested drafts, after which the run goes on from the last one that is right.
 
-    Args:
-        run: its canvas is the first draft.
-        before: predictions of the canvas before its last commit.
-        carried: `[B, Q]` int64, better guesses of tokens than those of `before`, or None.
-        length: K.
-
-    Returns:
-        Predictions of the canvas, guesses `[B, Q]` for the next drafts or None, and `[B]` int64,
-        drafts that were right.
+    The run's canvas is the first draft; `before` are predictions of the canvas before its last
+    commit, `carried` `[B, Q]` int64 better guesses of tokens, or None. Returns predictions of the
+    canvas, guesses `[B, Q]` for the next drafts or None, and `[B]` int64, drafts that were right.
     """
     assert before.drawn is not None
     canvas, model_pass = run.canvas, run.model_pass

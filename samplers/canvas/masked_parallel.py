@@ -5,12 +5,9 @@ section 3.2 (cosine schedule); V. Besnier et al., "Halton Scheduler for Masked G
 Transformer", ICLR 2025, arXiv 2503.17076 (arccos schedule).
 
 MaskGIT draws a token for every slot and keeps those whose log-probability, plus Gumbel noise that
-shrinks from pass to pass, is highest. That favours likely tokens beyond their probability, with a
-perfect model too. Halton takes slots in an order that does not depend on tokens.
-
-After pass t of T the share f(t / T) of the slots is left open: cosine cos(pi x / 2), arccos
-arccos(x) / (pi / 2), linear 1 - x. Cosine and arccos take more at every pass: cosine begins with
-few, arccos begins evenly and takes its largest share at the last one.
+shrinks from pass to pass, is highest, which favours likely tokens. Halton takes slots in an order
+that does not depend on tokens. After pass t of T the share f(t / T) of the slots is left open:
+cosine cos(pi x / 2), arccos arccos(x) / (pi / 2), linear 1 - x.
 
 Departures: `choose="first"` ranks slots by the probability of their likeliest token, so that the
 choice does not depend on what is drawn; tokens are drawn with noise frozen per slot; shares are
@@ -108,9 +105,7 @@ def set_steps(policy: Any, steps: Any) -> MaskedParallel:
 
 @dataclass
 class Quota(Selector):
-    """As many slots as a schedule has for the pass, from the top of the rank of `by`. The last of
-    `steps` passes over a block commits what is left.
-    """
+    """As many slots as a schedule has, from the top of `by`; the last pass takes the rest."""
 
     schedule: str
     steps: int

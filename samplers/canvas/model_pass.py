@@ -1,8 +1,4 @@
-"""Forward passes over canvases: which columns go through the model, and the predictions from them.
-
-A cache plan (`mmaccel.samplers.canvas.cache_plan`) says what is computed and read. `ModelPass`
-keeps what the plan needs to know of each row: what was written last, and when.
-"""
+"""Forward passes over canvases: `ModelPass` keeps what a cache plan needs to know of each row."""
 
 from __future__ import annotations
 
@@ -159,9 +155,8 @@ class ModelPass:
         return self.predict(logits, canvas, slots, is_open, copies), n_entries
 
     def model_tokens(self, canvas: Canvas) -> Tensor:
-        """The canvas that the model receives, `[K * B, L]`. Open slots of a model of uniform
-        corruption hold random tokens, a function of the seed, the slot and how many slots are
-        committed.
+        """The canvas that the model receives, `[K * B, L]`: with uniform corruption open slots hold
+        random tokens, by the seed, the slot and how many slots are committed.
         """
         if canvas.mask_token is not None:
             return canvas.tokens

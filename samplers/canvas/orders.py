@@ -6,9 +6,8 @@ Besnier et al., ICLR 2025, arXiv 2503.17076. Position: the weight of PC-Sampler,
 2025, arXiv 2508.13021: confidence times exp(-0.25 i) at slot i of the block.
 
 Departures: ties go to the lowest slot; the Halton order of slots without a grid is the van der
-Corput sequence; the random order is keyed by seed and item, so that a row has the same order in
-every batch; PC-Sampler's other factor, which needs the frequencies of tokens in a corpus, is left
-out.
+Corput sequence; the random order is keyed by seed and item; PC-Sampler's other factor, which needs
+the frequencies of tokens in a corpus, is left out.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
 @dataclass(eq=False)
 class Order(Selector):
-    """An order of the slots of a run; takes the next one."""
-
     name: str  # one of `ORDERS`
     # [B, L] float32, lower ones first, where the order does not depend on logits
     ranks: Tensor | None
@@ -73,12 +70,9 @@ class Order(Selector):
 
 
 def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> Order:
-    """An order for the rows of `noise` and L slots.
-
-    "auto" is "halton" where the slots are those of an image's grid, else "confidence": on a grid
-    confidence goes on beside what is there, where slots depend on each other, and nested drafts
-    save 1.5 times; Halton's slots lie far apart, and they save 6.1 times (measured on
-    scenes-masked, docs/canvas.md).
+    """An order for the rows of `noise` and L slots; "auto" is "halton" on an image's grid, else
+    "confidence": nested drafts save 6.1 times in Halton order, whose slots lie far apart, and 1.5
+    times by confidence (scenes-masked, docs/canvas.md).
     """
     columns = layout.columns if layout is not None else 0
     if name == "auto":
@@ -101,10 +95,8 @@ def _random_ranks(noise: Noise, length: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def halton_ranks(length: int, columns: int) -> Tensor:
-    """The rank of each slot, `[L]` float32, a permutation of 0..L-1; 0 columns for no grid.
-
-    The points of the Halton sequence of bases 2 and 3 fall on the cells of the grid one after the
-    other; cells are ranked by the first point that falls on them.
+    """`[L]` float32, a permutation of 0..L-1: cells of the grid are ranked by the first point of
+    the Halton sequence of bases 2 and 3 that falls on them; 0 columns for no grid.
     """
     columns = columns if 0 < columns < length else 1
     rows = -(-length // columns)

@@ -1,9 +1,4 @@
-"""Base classes of canvas policies: `RunPolicy` fills a canvas by one run, `SelectorPolicy` commits
-what a selector takes at every pass.
-
-The loop is that of S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992,
-algorithm 5, with the choice of slots left to a selector.
-"""
+"""Base classes of canvas policies (S. Nie et al., 2025, arXiv 2502.09992, algorithm 5)."""
 
 from __future__ import annotations
 
@@ -114,7 +109,6 @@ class SelectorPolicy(RunPolicy, Selector):
     exactness: ClassVar[Exactness] = "relaxed"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """What chooses the slots."""
         return self
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
@@ -141,7 +135,6 @@ class SelectorPolicy(RunPolicy, Selector):
     def narrow(
         self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
     ) -> SlotPredictions:
-        """The predictions of a pass that slots are chosen from."""
         return predictions
 
     def decode(self, run: CanvasRun) -> Generation:

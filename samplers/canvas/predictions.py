@@ -1,14 +1,12 @@
 """SlotPredictions: what a pass over a canvas predicts for the slots that may be committed now.
 
-There are two distributions per slot. The *model's distribution* is the model's after guidance and
-the layout's mask; thresholds on confidence apply to it, so that they mean the same at every
-temperature and truncation. The *target distribution* is what tokens are drawn from: the model's
-after temperature, top-k, top-p and the other rules. Entropies, and the nats they add up to, are
-those of the target distribution; at temperature 0, where its entropy is always 0, those of the
-model's.
+The *model's distribution* is the model's after guidance and the layout's mask; thresholds on
+confidence apply to it, so that they mean the same at every temperature and truncation. The *target
+distribution* is what tokens are drawn from: after temperature, top-k, top-p and the other rules.
+Entropies, and the nats they add up to, are the target's; at temperature 0 the model's.
 
-A selector receives *sealed* predictions, without the tokens that were drawn: if the choice of slots
-depended on the tokens they will hold, it would bias these tokens (see `docs/exactness.md`).
+A selector receives *sealed* predictions, without the tokens that were drawn: a choice of slots that
+depended on them would bias these tokens (see `docs/exactness.md`).
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class SlotPredictions:
     chance: Tensor | None = None  # [B, Q] float32, their probability in it; None where sealed
 
     def sealed(self) -> SlotPredictions:
-        """The same without what was drawn."""
         return replace(self, drawn=None, chance=None)
 
     def at_least_one(self, chosen: Tensor) -> Tensor:
@@ -84,14 +81,8 @@ def read_logits(
     noise: Noise,
     layout: Layout | None,
 ) -> SlotPredictions:
-    """Predictions of a pass, with a token drawn for every open slot by its own frozen noise.
-
-    Args:
-        logits: `[G * B, Q, V]`, branch-major.
-        branches: G.
-        slots: `[B, Q]` int64.
-        is_open: `[B, Q]` bool.
-        mask_token: never drawn, and impossible in both distributions.
+    """A token is drawn for every open slot by its own frozen noise; none is `mask_token`. `logits`
+    are `[G * B, Q, V]`, branch-major, `slots` `[B, Q]` int64, `is_open` `[B, Q]` bool.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
     model = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]

@@ -1,8 +1,7 @@
 """Revised parallel decoding: commit at low confidence, take back or replace what turns out wrong.
 
-F. Hong et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO),
-ICLR 2026, arXiv 2507.18578; token editing of LLaDA2.1, T. Bie et al., 2026, arXiv 2602.08676. The
-revisers are in `mmaccel.samplers.canvas.revision`.
+F. Hong et al. (WINO), ICLR 2026, arXiv 2507.18578; token editing of LLaDA2.1, T. Bie et al., 2026,
+arXiv 2602.08676; see `mmaccel.samplers.canvas.revision`.
 
 Departures: three revisers, per row; a slot that is taken back draws from its next distribution with
 the noise it had. Nats count every commit, and do not bound what revision makes of them.
@@ -82,13 +81,10 @@ class RevisedParallel(SelectorPolicy):
         return Threshold(self.threshold)
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """As much of it as the reviser allows."""
         return ReviserLimit(super().full_selector(run, state), run)
 
 
 class ReviserLimit(Selector):
-    """The highest-ranked slots of what a selector takes, as many as the reviser allows."""
-
     def __init__(self, selector: Selector, run: CanvasRun) -> None:
         self._selector, self._run = selector, run
 

@@ -2,28 +2,26 @@
 
 *Shadow* (`ShadowReviser`): tokens are taken back that the other tokens do not make likely. F. Hong
 et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO), ICLR
-2026, arXiv 2507.18578, section 4.2, with the bounds of its release on what a pass commits and takes
-back. A shadow is a further mask token at a committed slot's position. It attends to what the slot's
-entry attends to and to itself, but not to that entry; no entry attends to shadows. In a model of
-several layers the states of other entries depend on the token, so that it is left out only up to
-that. Termination: a pass takes back fewer slots than the pass before committed, and none at a
-block's first pass. So with a_t commits at pass t at least a_T + (T - 1) slots are committed after T
-passes, and a block of n slots takes at most n passes. Departures: shadows have cache indices of
-their own, so that they work with a cache; several blocks and rows at once; per row; a stop token is
-not taken back.
+2026, arXiv 2507.18578, section 4.2, with the bounds of its release. A shadow is a further mask
+token at a committed slot's position, which attends to what the slot's entry attends to and to
+itself, but not to that entry; no entry attends to shadows. With several layers the states of other
+entries depend on the token, so that it is left out only up to that. Termination: a pass takes back
+fewer slots than the pass before committed, and none at a block's first pass; so with a_t commits at
+pass t at least a_T + (T - 1) slots are committed after T passes, and a block of n slots takes at
+most n. Departures: shadows have cache indices of their own, so that they work with a cache; several
+blocks and rows at once; per row; a stop token is not taken back.
 
-*Edit* (`EditReviser`): a committed token is replaced where the model, which sees it, prefers
-another. T. Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing", 2026, arXiv
-2602.08676, section 2 (mask-to-token and token-to-token updates in one pass). It needs a model
-trained to edit. Termination: every pass over a block with an open slot commits one, and over a full
-block there are at most `budget` more passes. Departures: per row; a stop token stays; a row goes on
-to the next block once nothing is to be replaced.
+*Edit* (`EditReviser`): a committed token is replaced where the model, which sees it and is trained
+to edit, prefers another. T. Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing",
+2026, arXiv 2602.08676, section 2 (mask-to-token and token-to-token updates in one pass).
+Termination: every pass over a block with an open slot commits one; over a full block there are at
+most `budget` more. Departures: per row; a stop token stays; a row goes on to the next block once
+nothing is to be replaced.
 
-*Redo* (`RedoReviser`): once a block is full, slots that were committed with low confidence are
-decoded again, one a pass. The confidence is the one before the token was committed, as in MaskGIT
-(H. Chang et al., CVPR 2022, arXiv 2202.04200): a model is confident of a wrong token once it sees
-it. Termination: every block is redone once, one slot a pass, so that n slots take at most 2 n
-passes. Source: a practice of users, no paper.
+*Redo* (`RedoReviser`): once a block is full, slots of low confidence are decoded again, one a pass.
+The confidence is the one before the commit, as in MaskGIT (H. Chang et al., CVPR 2022, arXiv
+2202.04200): a model is confident of a wrong token once it sees it. Termination: every block is
+redone once, so that n slots take at most 2 n passes. Source: a practice of users, no paper.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ from mmaccel.samplers.canvas.state import Canvas
 
 
 class Reviser:
-    """Revises one run of B rows by the probability `least` (see `RevisedParallel`); `budget` is of
-    passes over a block once it is full.
-    """
+    """Revises B rows by `least` (see `RevisedParallel`); `budget`: passes over a full block."""
 
     def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         self._run, self._least, self._budget = run, least, budget
@@ -60,9 +56,7 @@ class Reviser:
         return predictions.is_open.sum(1)
 
     def revisable(self) -> Tensor:
-        """`[B, Q]` bool, committed slots of the active block that may be revised: not given, and
-        no stop token, which has ended the row for good.
-        """
+        """`[B, Q]` bool, committed slots of the active block but those given and stop tokens."""
         canvas, slots = self._run.canvas, self._run.slots
         may = canvas.is_committed & ~canvas.is_given
         if canvas.stop_tokens is not None:
@@ -77,9 +71,7 @@ class Reviser:
 
     @abstractmethod
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
-        """Change what is committed in the active blocks of the pass, which committed `new` `[B,
-        Q]`.
-        """
+        """Change what is committed in the pass's active blocks; it committed `new` `[B, Q]`."""
 
 
 class EditReviser(Reviser):
@@ -159,11 +151,9 @@ class ShadowReviser(Reviser):
 
 
 class ShadowPass(ModelPass):
-    """`ModelPass` with shadows; the same arguments, with layout "entries".
+    """`ModelPass` as "entries" with shadows.
 
-    Attributes:
-        left_out: `[B, Q]` float32, the model's probability of the token that a slot holds, without
-            that token; 1 where nothing is to be checked.
+    `left_out` `[B, Q]` float32: a token's probability without it; 1 where nothing is checked.
     """
 
     left_out: Tensor
@@ -198,13 +188,12 @@ class ShadowPass(ModelPass):
 def with_shadows(
     entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
 ) -> CanvasPass:
-    """A pass (as entries, of one canvas) with a shadow for every slot whose logits are wanted;
-    those that are not `checked` `[B, Q]` are padding. C + Q entries, 2 Q queries, those of shadows
-    last.
+    """A pass (as entries, of one canvas) with a shadow for every slot whose logits are wanted,
+    those not `checked` `[B, Q]` padding: C + Q entries, 2 Q queries, those of shadows last.
 
-    Where logits are shifted, those of a shadow are the ones of a twin, of which there are Q more: a
-    copy of the entry before the slot, which attends to the shadow instead of the slot's entry, and
-    to which nothing attends.
+    Where logits are shifted, those of a shadow are a twin's, of which there are Q more: a copy of
+    the entry before the slot, which attends to the shadow instead of the slot's entry, and to which
+    nothing attends.
     """
     rows, count = entries.tokens.shape
     queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]

@@ -53,10 +53,8 @@ class RowState(Protocol):
 
 
 class CanvasRun:
-    """One run of B rows (R = G * B of the prompt) over L slots.
-
-    One pass computes at most `copies` canvases, as "rows" of a batch or "entries" of one row
-    (`layout`).
+    """One run of B rows (R = G * B of the prompt) over L slots; a pass computes at most `copies`
+    canvases, as "rows" of a batch or "entries" of one row (`layout`).
     """
 
     def __init__(
@@ -126,9 +124,7 @@ class CanvasRun:
         return order
 
     def sync(self) -> bool:
-        """Hand out ended rows, admit the next; whether any slot is open. Cost: a host
-        synchronisation.
-        """
+        """Hand out ended rows, admit the next; if a slot is open. Cost: a host synchronisation."""
         is_live, is_invalid = torch.stack([self.canvas.is_live, self._is_invalid]).tolist()
         if any(is_invalid):
             rows = [k for k, is_one in enumerate(is_invalid) if is_one]

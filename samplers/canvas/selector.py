@@ -1,12 +1,10 @@
 """Selectors: which open slots of a canvas are committed together.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", NeurIPS 2025, arXiv 2505.24857, sections 3.2 and 4, writes published rules as one: rank
-the open slots, take some from the top. Here a selector gives both, a set of slots and a rank.
-
-Published rules are combinations: where no slot passes a threshold, the most confident one is taken
-(C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.3); slots are taken that pass two
-thresholds (S. H. Kim et al., "KLASS", NeurIPS 2025, arXiv 2511.05664).
+Unmasking", NeurIPS 2025, arXiv 2505.24857, sections 3.2 and 4: rank the open slots, take some from
+the top. Published rules are combinations: where no slot passes a threshold, the most confident one
+is taken (C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.3); slots are taken that pass
+two thresholds (S. H. Kim et al., "KLASS", NeurIPS 2025, arXiv 2511.05664).
 
 Departures: a selector receives sealed predictions, without the tokens that were drawn, unless its
 `sees_samples` is True; what it carries from pass to pass is kept per row, in a `SelectorState`.
@@ -42,7 +40,6 @@ class SelectorState:
 
     @classmethod
     def of(cls, run: CanvasRun) -> SelectorState:
-        """The state before the first pass."""
         zeros = torch.zeros_like(run.canvas.base)
         is_open = run.canvas.is_open
         state = cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
@@ -50,9 +47,7 @@ class SelectorState:
         return state
 
     def restart(self, batch_slots: Tensor) -> None:
-        """New rows begin in `batch_slots`, `[n]`: their blocks count as new, and `saved` is
-        forgotten.
-        """
+        """New rows begin in `batch_slots` `[n]`: their blocks are new, and `saved` is forgotten."""
         self.block_start = self.block_start.index_fill(0, batch_slots, -1)
         # a batch slot that waited for its first row had no open slot at the start
         n_open = self.run.canvas.is_open.sum(1)
@@ -84,16 +79,12 @@ class SelectorState:
 
 
 class Selector:
-    """A rule. What it returns for a row depends on that row alone. This one takes the first slot of
-    its rank, which is by confidence.
-    """
+    """A rule for each row alone. This one takes the first slot of its rank, by confidence."""
 
     sees_samples: bool = False  # it receives what was drawn: the distribution is not exact
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """`[B, Q]` bool, slots to commit; slots that are not open do not count. Where it takes none
-        of a row, the most confident one is committed.
-        """
+        """`[B, Q]` bool, open slots to commit; where none, the most confident is."""
         return first(self.rank(predictions), predictions.is_open)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
@@ -102,7 +93,6 @@ class Selector:
 
 
 def take(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-    """The open slots `[B, Q]` bool that a selector takes."""
     chosen = selector.select(predictions, state)
     is_open = predictions.is_open
     check_answer(f"{type(selector).__name__}.select", chosen, is_open.shape, "bool")
@@ -119,9 +109,7 @@ def rank_by(selector: Selector, predictions: SlotPredictions, state: SelectorSta
 
 
 def ranked(rank: Tensor, among: Tensor) -> Tensor:
-    """`[B, Q]` int64, the index of every slot in descending order of `rank`: 0 is first, those not
-    `among` come last; ties go to the lowest slot.
-    """
+    """`[B, Q]` int64, places of slots by falling `rank`, those not `among` last; ties: lowest."""
     scores = torch.where(among, rank.double(), float("-inf"))
     order = scores.argsort(dim=1, descending=True, stable=True)
     # two sorts, as a rank of -inf among them must come before those not among them

@@ -1,7 +1,4 @@
-"""The canvas: which slots of each row hold which tokens, and where each row's active block is.
-
-Rows are independent: none waits for another one. Prompts are not part of a canvas.
-"""
+"""The canvas: which slots of each row hold which tokens, and where each row's active block is."""
 
 from __future__ import annotations
 
@@ -28,14 +25,12 @@ PER_ROW = (
 
 
 class Canvas:
-    """Slots of B rows, L each, in blocks of `block`; None takes the canvas as one.
+    """Slots of B rows, L each, in blocks of `block`; None takes the canvas as one. Tokens that the
+    prompt's layout forces are committed from the start. Blocks of the model's own (`is_own`) count
+    from a row's first token.
 
-    Tokens that the prompt's layout forces are committed from the start. Blocks of the model's own
-    (`is_own`) count from a row's first token.
-
-    The active block of a row, `start` to `end`, is the first one with an open slot; both are
-    `limit` where no slot is open. A stop token does not shorten it, so that passes attend to as
-    much as before.
+    A row's active block, `start` to `end`, is the first with an open slot; both are `limit` where
+    none is open. A stop token does not shorten it, so that passes attend to as much as before.
     """
 
     def __init__(
@@ -136,7 +131,6 @@ class Canvas:
         self.limit = torch.minimum(self.limit, limit)
 
     def cut_at_stop_tokens(self) -> None:
-        """End rows after their first committed stop token."""
         if self.stop_tokens is not None:
             stops = (self.tokens[..., None] == self.stop_tokens).any(-1) & self.is_committed
             self.cut(torch.where(stops, self.slots + 1, self.length).amin(1))

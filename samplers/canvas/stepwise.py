@@ -1,9 +1,8 @@
 """Stepwise decoding of a canvas: one slot a pass, chosen before its token is drawn. The reference.
 
 S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5 with as many
-steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generative Image
-Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
-ICML 2025, arXiv 2502.06768 (margin).
+steps as slots; orders: V. Besnier et al., arXiv 2503.17076; J. Kim et al., arXiv 2502.06768
+(margin).
 
 Departures: the slot is chosen from the logits, or from none, and the token is drawn after that. The
 released samplers draw a token for every slot and keep the most probable draw, which decodes another

@@ -122,8 +122,6 @@ class Judged:
 
 @dataclass(eq=False)
 class BanditDrafter(Drafter):
-    """The bandit in one run."""
-
     source: BanditSpec
     drafters: tuple[Drafter, ...]
     judged: list[Judged]  # what is known of each source, from earlier runs too
@@ -135,7 +133,6 @@ class BanditDrafter(Drafter):
     _rest: int = field(default=_REST[0], init=False)  # how many there will be next time
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """The width of the arm with the most tokens for its cost."""
         self._width = 1
         self._gain = 1.0
         if self._rests > 0:

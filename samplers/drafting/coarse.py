@@ -1,7 +1,4 @@
-"""Sources of coarse drafts, and the coarse models that were opened for a token model.
-
-What they draft is in `mmaccel.samplers.drafting.coarse_drafter`.
-"""
+"""Sources of coarse drafts, and the coarse models that were opened for a token model."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ _OPENED: WeakKeyDictionary[object, Opened] = WeakKeyDictionary()  # by token mod
 
 @dataclass(frozen=True)
 class _OfModel(DraftSource):
-    """Base of sources that draft by a coarse model."""
-
     is_capturable = True
     has_branches = True
     has_children = True
@@ -55,8 +50,7 @@ class Coarse(_OfModel):
     Args:
         folder: holds `coarse.json` and `coarse.safetensors`.
         candidates: how many of a slot's stale scores are corrected.
-        rounds: in how many parallel rounds a window is drafted, each from the one before; None:
-            until no draft changes, as in a sweep from left to right.
+        rounds: parallel rounds that draft a window; None: until no draft changes, as in a sweep.
 
     Loses: in narrow windows, where passes are cheap, under other temperatures or prompts than in
     training, and on text.
@@ -130,7 +124,6 @@ class Auto(ShippedCoarse):
 
 
 def is_clip(run: OpenRun) -> bool:
-    """Whether a run draws more than one frame of rows."""
     layout = run.prompt.layout
     if layout is None or not 0 < layout.columns < layout.frame:
         return False

@@ -1,20 +1,19 @@
 """Coarse drafts: between two passes a small model drafts the window anew from left to right.
 
-Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
-C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
-argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its
-scores are stale where the guess on their left has changed since. A coarse model C, cheap enough to
-run slot after slot, says what that change does:
+Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel", C.
+R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
+argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots on a guess; scores are stale where
+the guess on their left has changed since. A coarse model C, run slot after slot, says what that
+changes:
 
     seen slot:    argmax of stale score + C's scores on the tokens now - C's scores on those seen
     unseen slot:  argmax of gate * scores of the last slot seen + C's scores on the tokens now + g_j
 
-Only drafts change. Policies that are bitwise keep their tokens; those that are exact in
-distribution record the distribution that the corrected scores describe.
+Policies that are exact in distribution record the distribution that the corrected scores describe.
 
-Departures: C corrects the large model's last hidden state instead of its scores, sees the stale
-state of the slot, and is trained for that, so that the correction has no weight alpha; only the
-best `candidates` of the stale scores are corrected.
+Departures: C corrects the large model's last hidden state instead of its scores, sees the slot's
+stale state, and is trained for that, so that the correction has no weight alpha; only the best
+`candidates` of the stale scores are corrected.
 """
 
 from __future__ import annotations
@@ -69,11 +68,7 @@ _NEW_SLOTS = Neighbour()  # drafts slots that C has not seen, before it corrects
 
 
 class OpenedCoarse:
-    """A coarse model C that was opened for a token model, as all its runs use it.
-
-    `candidates` of a slot's stale scores are corrected. A window is drafted in `rounds` parallel
-    rounds; None: until no draft changes.
-    """
+    """A coarse model C that was opened for a token model; fields as in `Coarse`."""
 
     def __init__(
         self, model: CoarseModel | OnlineModel, candidates: int = 16, rounds: int | None = None
@@ -114,8 +109,6 @@ class OpenedCoarse:
 
 @dataclass(frozen=True)
 class CoarseState:
-    """What a pass hands to the next one."""
-
     values: Held  # [B, W, M], the best stale scores of every slot, noise included
     ids: Held  # [B, W, M] int64, their tokens
     scores: Held  # [B, W, V], all stale scores
@@ -130,8 +123,6 @@ class CoarseState:
 
 @dataclass(eq=False)
 class CoarseDrafter(Drafter):
-    """Coarse drafts of one run."""
-
     opened: OpenedCoarse
     freezes_noise: bool  # nobody asks for the distribution of drafts
     state: CoarseState
@@ -162,10 +153,8 @@ class CoarseDrafter(Drafter):
     def correct(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `Drafter.correct`.
-
-        Given the slots on its left, a corrected draft is distributed as the softmax of its
-        corrected scores, because the noise of a slot has no part in any slot before it.
+        """Given the slots on its left, a draft is distributed as the softmax of its corrected
+        scores: the noise of a slot has no part in any slot before it.
         """
         if self.on_host:
             return coarse_rows.redraft(self, run, drafts, noise, distribution)
@@ -203,10 +192,8 @@ class CoarseDrafter(Drafter):
         )
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """Candidates are the best stale scores.
-
-        Where the distribution of drafts is asked for they are the most likely tokens, whatever the
-        noise, and the last one is the best of all others, whose scores are not corrected.
+        """Candidates are the best stale scores; where distributions are asked for the most likely
+        tokens, the last being the best of all others, whose scores are not corrected.
         """
         assert noise is not None
         if self.on_host:
@@ -233,9 +220,7 @@ class CoarseDrafter(Drafter):
         self.gaps.begin_rows(batch_slots)
 
     def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
-        """Corrected scores `[B, n, V]`, without noise, of draft slots `index` `[B, n]` of the
-        window, whose neighbours hold `now` `[B, n, N]`.
-        """
+        """Corrected scores `[B, n, V]` without noise of draft slots `index`; `now` `[B, n, N]`."""
         ids = slots.ids[..., :-1]
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         moved, fresh = self.find_changes(run, slots, ids, now)
@@ -247,9 +232,7 @@ class CoarseDrafter(Drafter):
     def find_changes(
         self, run: OpenRun, slots: SweepSlots, ids: Tensor, now: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of
-        new slots.
-        """
+        """Added to stale scores of `ids` `[B, n, M]`; and scores `[B, n, V]` of new slots."""
         weights = self.opened.weights
         hidden = find_hidden(weights, now, slots.base)
         change = (hidden - slots.hidden_seen)[..., None]
@@ -286,9 +269,7 @@ class CoarseDrafter(Drafter):
         return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
 
     def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
-        """Keep the ids `[B, W, N]` that a pass saw, its states and its last slot's scores
-        `[B, V]`.
-        """
+        """Keep a pass's ids `[B, W, N]`, its states and its last slot's scores `[B, V]`."""
         slots = run.rows.slots
         _hold_window(run, self.state.neighbours, seen)
         _hold_window(run, self.state.states, states)

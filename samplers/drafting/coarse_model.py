@@ -2,15 +2,13 @@
 
 It sees the tokens at `neighbours` (of a grid, of the previous frame, or the last tokens of a text),
 the slot, and two hidden states of the large model: that of slot 0, which carries the prompt, and
-one that carries all that lies further away. Token embeddings and output scores come from the large
-model's output matrix, so that the file is small whatever the vocabulary.
-
-The latter is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
-that of the last slot of that pass (distance 1 and more). What the network says is added to it: a
-coarse model of zeros leaves the scores of the last pass as they are.
+that of the slot itself, as the last pass computed it on other tokens (distance 0), or of the last
+slot of that pass (distance 1 and more). What the network says is added to the latter: a coarse
+model of zeros leaves the scores of the last pass as they are. Embeddings and output scores come
+from the large model's output matrix.
 
 A folder stores one as `coarse.json` (`CoarseConfig`, how its large model is recognised, and what
-was measured) and `coarse.safetensors` (float16 weights; the large model's are not among them).
+was measured) and `coarse.safetensors` (float16, without the large model's weights).
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ _RELATIVE = 0.02  # by which two fingerprints of one model may differ: other dty
 
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Sizes of a coarse model."""
-
     vocab_size: int = field(metadata={"domain": Domain(2)})  # V
     hidden_size: int = field(metadata={"domain": Domain(1, 2**16)})  # D, of the large model
     # (frames back, rows up, columns to the right) of each, all of them earlier slots
@@ -58,9 +54,7 @@ class CoarseConfig:
     reach: int = within(32, 1, 4096)  # the largest distance with an embedding of its own
 
     def find_neighbours(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots `[..., N]` of the neighbours of `slots` `[...]`, and which exist; without rows one
-        may lie before slot 0, in the prompt.
-        """
+        """Neighbours `[..., N]` of `slots`, which exist; without rows some lie before slot 0."""
         frames, rows, columns = slots.new_tensor(self.neighbours).unbind(1)
         slots = slots[..., None]
         others = slots - frames * self.frame - rows * self.columns + columns  # [..., N]
@@ -77,9 +71,7 @@ class CoarseConfig:
 
 
 class CoarseModel(nn.Module):
-    """Scores of a token from its neighbours, its slot and a hidden state of the large model, whose
-    output matrix `[V, D]` is `output`.
-    """
+    """Scores of a token from its neighbours, slot and hidden state; `output` is `[V, D]`."""
 
     drafts_new_slots = True
 
@@ -159,9 +151,7 @@ class CoarseModel(nn.Module):
         return state
 
     def corrected_state(self, now: Tensor, seen: Tensor, states: Tensor) -> Tensor:
-        """The state `[..., D]` of slots that a pass has seen on other tokens, from both
-        `hidden`.
-        """
+        """The state `[..., D]` of slots seen on other tokens, from both `hidden`."""
         return states + F.linear(now - seen, self.out.weight)
 
 

@@ -1,8 +1,4 @@
-"""Coarse drafts on the host: of a row's slots only what their drafts need.
-
-The same drafts as `CoarseDrafter` makes of all slots of all rows at once. Rounds take the slots of
-all rows as a list: `mmaccel.kernels.coarse_rounds_numpy`.
-"""
+"""`CoarseDrafter` on the host: of each row the slots that need it (`coarse_rounds_numpy`)."""
 
 from __future__ import annotations
 

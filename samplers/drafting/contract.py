@@ -1,8 +1,7 @@
 """The contract between the window loop and what drafts for it.
 
-A `DraftSource` is configuration: a frozen dataclass that a policy carries in its field `drafts`. At
-the beginning of a run it opens a `Drafter`, which has the state of that run. The loop calls it in
-this order in every step:
+A `DraftSource` is configuration, a policy's field `drafts`; it opens a `Drafter`, which has the
+state of one run. The loop calls it in this order in every step:
 
     choose_width    how many slots the pass covers
     propose         drafts, of the slots that no pass has predicted or of all
@@ -12,10 +11,8 @@ this order in every step:
 
 A source without a state implements `DraftSource.propose` alone. What a step hands to the next one
 is a `Held` tensor that the drafter declares (`run.steps.declare`), so that steps may be captured as
-CUDA graphs and rows may be dropped.
-
-Policies that are exact in distribution record the distribution from which a draft was really drawn;
-that of a proposed token is one-hot unless the drafter says otherwise.
+CUDA graphs and rows may be dropped. The distribution of a proposed token is one-hot unless the
+drafter says otherwise.
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ else:
 
 
 class Drafts(NamedTuple):
-    """Drafts of the K draft slots of a window: either `tokens` or `scores` to draw them from.
-
-    Where the source keeps predictions, only those of slots that no pass has predicted are used.
-    """
+    """Drafts of the K draft slots of a window: either `tokens` or `scores` to draw them from."""
 
     tokens: Tensor | None = None  # [B, K] int64
     scores: Tensor | None = None  # [B, 1 or K, V], unnormalised log-probabilities
@@ -51,10 +45,9 @@ class Drafts(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """N drafts beside the chain of W - 1 drafts: a tree, together with it.
+    """N drafts beside the chain of W - 1 drafts, at most W - 1 on a node's path, itself included.
 
-    Entry 0 of a pass is the last known token, entries 1 to W - 1 are the chain's drafts, and entry
-    W + i is node i. No node has more than W - 1 drafts on its path, itself included.
+    Entry 0 of a pass is the last known token, 1 to W - 1 are the chain's drafts, W + i is node i.
     """
 
     tokens: Tensor  # [B, N] int64
@@ -63,9 +56,7 @@ class Nodes(NamedTuple):
 
     @classmethod
     def of_branches(cls, forks: Tensor, tokens: Tensor, width: int) -> Nodes:
-        """The nodes of n branches of L drafts `[B, n, L]`, one branch after the other; `forks`
-        `[B, n]` are the entries of the chain that they leave.
-        """
+        """N branches of drafts `[B, n, L]` that leave entries `forks` `[B, n]` of the chain."""
         rows, n, length = tokens.shape
         # node (b, l) follows node (b, l - 1): the entry before its own, W + b L + l - 1
         before = torch.arange(n * length, device=tokens.device).view(n, length) + width - 1
@@ -97,8 +88,6 @@ class PassPath(NamedTuple):
 
 
 class PassScores(NamedTuple):
-    """What a forward pass said of a window."""
-
     # [B, W, V], the scores that noise is added to: those of the target distribution. At temperature
     # 0, where that names one token alone, those before temperature and filters.
     window: Tensor
@@ -135,11 +124,7 @@ NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 
 
 class DraftSource(Checked, Capable):
-    """Base of draft sources; a child is a frozen dataclass.
-
-    A child implements `propose`, or `open` if it keeps something from one pass to the next. Its
-    class variables say what it asks of the loop.
-    """
+    """Frozen dataclasses with `propose`, or with `open` if they keep something between passes."""
 
     slot = "drafts"
     # `propose` never synchronises with the host, so that steps may be captured as CUDA graphs; its
@@ -202,10 +187,9 @@ class DraftSource(Checked, Capable):
 
 @dataclass(eq=False)
 class Drafter:
-    """Drafts of one run. A child has the state that passes hand to each other.
+    """Drafts of one run; `run.rows` is the token buffer and the window over it.
 
-    In all methods `run.rows` is the token buffer and the window over it, and `noise` is the frozen
-    noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at temperature 0.
+    `noise` is the frozen noise of draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at temperature 0.
     """
 
     source: DraftSource
@@ -217,11 +201,8 @@ class Drafter:
         return None
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """How many slots the next pass covers, at most `most`; asked before the window lies over
-        them.
-
-        Only for a source that goes with bitwise policies alone (`only_bitwise`): under others
-        tokens depend on widths.
+        """Slots of the next pass, at most `most`; asked before the window lies over them. Only of a
+        source with `only_bitwise`: under other policies tokens depend on widths.
         """
         return most
 
@@ -239,9 +220,7 @@ class Drafter:
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
-        """N branches of L drafts (at most W - 1) that leave the chain `drafts` `[B, W-1]`; None for
-        a pass without.
-        """
+        """N branches of L <= W - 1 drafts that leave the chain `[B, W-1]`; None without."""
         return None
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
@@ -249,19 +228,16 @@ class Drafter:
         return None
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """What may follow the entries of a tree from `first` on, `[B, E - first, V]`:
-        probabilities.
+        """Probabilities `[B, E - first, V]` of what follows the entries of a tree from `first` on.
 
-        Asked once for each generation of nodes, in their order. Drafts are drawn from them with
-        noise that they do not depend on: that of later slots. `tokens` are `[B, E]` int64, of which
-        the window's first is not read, and `parents` as in `mmaccel.contracts.Pass`.
+        Asked once for each generation of nodes. Drafts are drawn from them with noise that they do
+        not depend on: that of later slots. `tokens` are `[B, E]` int64, of which the window's first
+        is not read, and `parents` as in `mmaccel.contracts.Pass`.
         """
         raise NotImplementedError
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """Read what a pass said, before any of its tokens is accepted. `noise` is that of all W
-        slots; None for a source that corrects nothing.
-        """
+        """Read a pass before its tokens are accepted. `noise`: of all W slots, or None."""
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """Read how many tokens each row gained in this pass, `[B]` int64."""
@@ -279,10 +255,9 @@ class Drafter:
 def check_proposed(
     source: DraftSource, proposed: Any, frontier_shape: tuple[int, int, int], refuses_nan: bool
 ) -> None:
-    """Raise ShapeError unless a source proposes what `Drafts` describes, NumericsError for NaN.
-
-    `refuses_nan` is whether scores are looked at: those of a pass may be NaN behind what is
-    accepted. Cost: a host synchronisation, unless the source is captured.
+    """Raise ShapeError unless a source proposes what `Drafts` describes, NumericsError for NaN if
+    it `refuses_nan` (behind what is accepted scores may be NaN). Cost: a host synchronisation,
+    unless the source is captured.
     """
     rows, drafts, size = frontier_shape
     name = f"{type(source).__name__}.propose"

@@ -1,8 +1,6 @@
 """Sources that copy known tokens: the last one, those of the row above, those of the frame before.
 
-The last known token, once more: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image
-Generation with Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section
-3.3.
+Y. Teng et al., ICLR 2025 (arXiv 2410.01699), section 3.3.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ class Left(_Copies):
 
 @dataclass(frozen=True)
 class PeriodicCopies(_Copies):
-    """Base of sources that copy from a period ago."""
-
     forms: ClassVar[str] = ""  # what tokens form where there is a period
 
     def period(self, layout: Layout) -> int:

@@ -28,9 +28,7 @@ def copy_on(frontier: Frontier, first: Tensor) -> Tensor:
 
 
 def copy_back(frontier: Frontier, period: int) -> Tensor:
-    """`[B, K]`, the token one or more whole periods back that is known, as far as slots and what
-    they continue go back; else the last known one.
-    """
+    """`[B, K]`, the token whole periods back that is known; else the last known one."""
     ahead = frontier.columns - frontier.filled[:, None]  # [B, K], how far beyond what is known
     periods = (ahead.clamp(min=0) // period) + 1
     back = periods * period

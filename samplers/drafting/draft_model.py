@@ -39,13 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSource(DraftSource):
-    """Base of sources that draft by a small model with the target's vocabulary.
+    """Base of sources that draft by a small model with the target's vocabulary; OptionError: none.
 
     Args:
         model: a causal LM of transformers or a `TokenModel`. Its keys and values are the drafter's.
-
-    Raises:
-        OptionError: no model.
     """
 
     model: TokenModel = field(repr=False)
@@ -67,8 +64,7 @@ class DraftModel(ModelSource):
     """Drafts of a small model, one by one.
 
     Args:
-        model: the small model, a causal LM of transformers or a `TokenModel`. Its keys and values
-            are the drafter's.
+        model: a causal LM of transformers or a `TokenModel`. Its keys and values are the drafter's.
         length: when it stops before the window is full, such as `mmaccel.SVIP()`; None: never.
 
     Loses: where a draft is not several times cheaper than a pass.
@@ -107,8 +103,6 @@ def open_model(option: str, model: object) -> TokenModel:
 
 @dataclass(eq=False)
 class ModelDrafter(Drafter):
-    """Drafts of a model in one run."""
-
     model: TokenModel  # its cache holds the rows of the run
     # [B] int64, the first slot whose token is not in its cache; -1: the last token of the prompt
     next_slot: Held
@@ -117,9 +111,7 @@ class ModelDrafter(Drafter):
 
     @as_called()
     def prefill(self, run: OpenRun) -> None:
-        """Process the prompt's text without its last token, unless a scheduler does so in
-        chunks.
-        """
+        """Process the prompt's text without its last token, unless a scheduler does so."""
         if self.model.vocab_size != run.vocab_size:
             raise OptionError(
                 f"draft_model: expected a vocabulary of {run.vocab_size}, received "
@@ -161,7 +153,6 @@ class ModelDrafter(Drafter):
         return self.draft(run)
 
     def draft(self, run: OpenRun) -> Drafts:
-        """Drafts one by one, and what they were drawn from."""
         rows, passes = run.rows, run.rows.passes  # [B]
         noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
@@ -219,7 +210,6 @@ class ModelDrafter(Drafter):
             self.judge.accepted(run, n_new)
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """A pass over the last known token and the tree behind it."""
         rows = run.rows
         branches = run.prompt.branches
         _, lengths = run.prompt.text
@@ -247,11 +237,8 @@ class ModelDrafter(Drafter):
             self.judge.begin_rows(run, batch_slots)
 
     def unread(self, run: OpenRun) -> Tensor:
-        """`[B]` int64, tokens before the last one that the model has not read; none where it has no
-        room for them.
-
-        They are one after a window that was accepted as a whole, and more where the loop repeated a
-        pass with drafts of its own, or had passes of one slot, which need no draft.
+        """`[B]` int64, tokens before the last one that the model has not read, as behind a window
+        that was accepted as a whole; none where it has no room for them.
         """
         n_generated = run.rows.n_generated
         next_slot = self.next_slot.value

@@ -2,13 +2,10 @@
 
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
-with the gap to the best score; e^c stands for all other tokens. beta and c depend on how good the
-drafter is, on the temperature and on the text. Each row begins with those of its source
-and learns its own from what turns out to be right: after every pass one step of Newton's method on
-the log-likelihood, by the diagonal of the Fisher information of the passes so far, the earlier ones
-counting less. Own study.
-
-Nodes are chosen by these chances, so that they change passes and no token.
+with the gap to the best score; e^c stands for all other tokens. Each row begins with its source's
+beta and c and learns its own: after every pass one step of Newton's method on the log-likelihood,
+by the diagonal of the Fisher information of the passes so far, earlier ones counting less. Own
+study.
 """
 
 from __future__ import annotations
@@ -34,8 +31,6 @@ _MOST = 0.5  # that a pass changes log beta or c
 
 
 class Ranks(NamedTuple):
-    """The ranks of n slots before a pass."""
-
     values: Tensor  # [B, n, r], perturbed scores, falling
     tokens: Tensor  # [B, n, r] int64
     paths: Paths  # what the slots follow
@@ -51,8 +46,6 @@ def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Ten
 
 @dataclass(eq=False)
 class GapModel:
-    """beta and c of the rows of a run."""
-
     prior: Prior  # what rows begin with
     fitted: Held  # [B, 2, 4]: log beta, c, and their information; of first slots and of later ones
     _ranks: Ranks | None = field(default=None, init=False)
@@ -64,7 +57,6 @@ class GapModel:
         return rank_chances(values, fitted[..., :1].exp(), fitted[..., 1:2])
 
     def expect(self, ranks: Ranks) -> None:
-        """Keep what the pass will judge: the first ranks since the last one."""
         if self._ranks is None:
             self._ranks = ranks
 

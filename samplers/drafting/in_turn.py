@@ -12,12 +12,11 @@ from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 
 
 def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) -> Drafts:
-    """All drafts of a window.
+    """All drafts of a window, by the slots' frozen noise where the policy has it; else drawn with
+    noise that nothing else reads, and their distributions recorded.
 
-    Under a policy of frozen noise a draft is the token that its scores and the slot's frozen noise
-    choose; otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
-    `find_logits` gives raw logits `[R, 1, V]` of draft k, from the token buffer `[B, N]` with the
-    drafts before it.
+    `find_logits` gives raw logits `[R, 1, V]` of draft k, from the buffer `[B, N]` with those
+    before.
     """
     rows = run.rows
     prompt = run.prompt

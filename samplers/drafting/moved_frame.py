@@ -1,11 +1,10 @@
 """The previous frame, moved as its tokens moved from the frame before it, in a clip.
 
-Block matching of video coding (J. R. Jain and A. K. Jain, "Displacement Measurement and Its
-Application in Interframe Image Coding", IEEE Transactions on Communications 29 (12), 1981), on
-tokens instead of pixels: around each place the last two frames are laid over each other, moved by
-up to one token each way; the shift at which most tokens agree is where the place's content came
-from, and is taken to go on, if at least two more agree than without a shift. Without motion, and
-where what moves is drawn by other tokens in every place, this is `previous-frame`.
+Block matching (J. R. Jain and A. K. Jain, "Displacement Measurement and Its Application in
+Interframe Image Coding", IEEE Transactions on Communications 29 (12), 1981) on tokens: around each
+place the last two frames are laid over each other, moved by up to one token each way; the shift at
+which most tokens agree is taken to go on, if at least two more agree than without a shift. Without
+motion this is `previous-frame`.
 """
 
 from __future__ import annotations

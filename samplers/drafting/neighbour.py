@@ -1,10 +1,9 @@
 """Draws from the distribution of the nearest slot that a pass has evaluated.
 
-Left-neighbour drafts: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with
-Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3.3.
+Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free
+Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3.3.
 
-Departures: a draft is drawn from the distribution of the nearest slot on the left instead of being
-a copy of its token.
+Departures: drawn from the left neighbour's distribution instead of a copy of its token.
 """
 
 from __future__ import annotations

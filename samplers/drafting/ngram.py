@@ -1,7 +1,4 @@
-"""Prompt lookup: what followed the last n-gram when it stood before.
-
-A. Saxena, "Prompt Lookup Decoding", 2023.
-"""
+"""Prompt lookup (A. Saxena, "Prompt Lookup Decoding", 2023)."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ _LONGEST = 3  # tokens of a suffix that is looked for
 
 @dataclass(frozen=True)
 class NGram(DraftSource):
-    """The continuation of the last n-gram's most recent earlier occurrence, prompt included.
-
-    Of a text a window is drafted anew in every pass; of slots with a layout those alone that no
-    pass has predicted.
+    """The continuation of the last n-gram's most recent earlier occurrence, prompt included; of
+    text anew in every pass, of slots with a layout only where no pass has predicted.
 
     Loses: on images, and where a text does not repeat itself.
     """

@@ -1,19 +1,15 @@
 """Coarse drafts without training: what a changed token does is learned from the passes themselves.
 
-Two passes of a run over the same slot differ in some tokens on its left, and in the hidden state
-that this gave. Ridge regression fits the change of the state as a sum of linear maps, one for each
-neighbour, of the change of the neighbour's embedding. It is over all slots of all rows of all runs
-of a model so far: the rows of a batch learn together, and a call begins with what earlier calls
-have learned. Corrections are those of `mmaccel.samplers.drafting.coarse`; slots that no pass has
-seen keep the drafts of the neighbour source.
+Two passes over the same slot differ in some tokens on its left, and in the hidden state that this
+gave. Ridge regression fits the change of the state as a sum of linear maps, one for each neighbour,
+of the change of the neighbour's embedding, over all slots of all rows of all runs of a model so
+far. Embeddings are the leading principal coordinates of the rows of the large model's output
+matrix, and states are fitted in its leading directions, so that nothing here grows with the square
+of the vocabulary. Slots that no pass has seen keep the drafts of the neighbour source. No
+publication is known to us.
 
-No publication is known to us. Embeddings are the leading principal coordinates of the rows of the
-large model's output matrix, and states are fitted in the leading directions of that matrix, so that
-nothing here grows with the square of the vocabulary.
-
-Drafts depend on earlier passes, and so do the counts of passes; tokens do not. Only for bitwise
-policies: what was learned carries the noise of other slots, which the distribution of a draft must
-not depend on.
+Only for bitwise policies: counts of passes depend on earlier runs, and what was learned carries the
+noise of other slots, which the distribution of a draft must not depend on.
 """
 
 from __future__ import annotations
@@ -159,7 +155,6 @@ class OnlineModel:
         """Of a slot itself nothing is known."""
 
     def of_prompt(self, prompts: Tensor) -> Tensor:
-        """A constant, see `base`."""
         return prompts.new_full((*prompts.shape[:-1], self.config.width), _POSITIVE)
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
@@ -171,9 +166,7 @@ class OnlineModel:
         return torch.ones(*distances.shape, 1, device=distances.device, dtype=torch.float32)
 
     def learn(self, seen: Tensor, now: Tensor, states_seen: Tensor, states: Tensor) -> None:
-        """Add n slots: ids `[n, N]` of neighbours in two passes, and both states `[n, D]`
-        float32.
-        """
+        """Add n slots: ids `[n, N]` of neighbours in two passes, both states `[n, D]` float32."""
         change = (self.embedded[now] - self.embedded[seen]).flatten(1)  # [n, N * R]
         self._squares.addmm_(change.T, change)
         self._products.addmm_(change.T, (states - states_seen) @ self.directions)

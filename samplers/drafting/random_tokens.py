@@ -1,7 +1,4 @@
-"""Random tokens.
-
-Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free
-Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3.3.
+"""Random tokens (Y. Teng et al., ICLR 2025, arXiv 2410.01699, section 3.3).
 
 Departures: a random draft is recorded with its uniform distribution, not as one-hot; acceptance is
 then 1 - TV(p, uniform) and not p(x).

@@ -2,13 +2,10 @@
 
 H. Sun et al., "TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
 Speculative Decoding", COLM 2024 (arXiv:2404.11912), section 4.1: where the cache is what a pass
-reads, the model over a small part of it drafts cheaply and well, and a pass over all of it verifies
-the drafts. Nothing is trained, and no other model is kept.
+reads, the model over a small part of it drafts cheaply and well.
 
 The drafts' keys and values stand in the model's own cache, at the indices of the window; the
-verifying pass writes all of them anew. So the tokens are those of the whole cache: under a bitwise
-policy a draft is the token that its own scores and the slot's frozen noise choose, under a policy
-that is exact in distribution it is drawn, and its distribution recorded.
+verifying pass writes all of them anew, so that the tokens are those of the whole cache.
 """
 
 from __future__ import annotations
@@ -31,8 +28,6 @@ from mmaccel.samplers.drafting.in_turn import draft_in_turn
 
 @dataclass(frozen=True)
 class SelfDrafting(DraftSource):
-    """Base of sources whose drafts are the model's own."""
-
     reads_last_scores: ClassVar[bool] = False
     keeps_predictions: ClassVar[bool] = False
     needs = frozenset({"draft passes"})
@@ -42,9 +37,8 @@ class SelfDrafting(DraftSource):
     @property
     @abstractmethod
     def attention(self) -> Any:
-        """The method of attention that chooses blocks for drafts. Of one that is none, but has a
-        `budget` and a `block`, the verifying pass chooses those that received most of its own
-        attention.
+        """Chooses blocks for drafts. One that is no method of attention, but has a `budget` and a
+        `block`: the verifying pass chooses those that received most of its own attention.
         """
 
     def open(self, run: OpenRun) -> Drafter:

@@ -3,11 +3,8 @@
 VocabTrim: R. Goel et al., "VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in
 LLMs", arXiv 2506.22694. FR-Spec: W. Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language
 Models via Frequency-Ranked Speculative Sampling", ACL 2025 (arXiv 2502.14856). A drafter scores the
-ids that texts contain most often, and the rest of its output matrix is not read. Nothing is
-trained.
-
-An id that is left out has probability 0 under the drafter. The speculative rule draws it from the
-residual, which is the target's own probability there, so that the distribution stays the target's.
+ids that texts contain most often; the rest of its output matrix is not read. An id that is left out
+has probability 0, and is drawn from the residual, the target's own probability there.
 """
 
 from __future__ import annotations
@@ -66,9 +63,8 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
     """`[K]` int64, different ids of a vocabulary of V.
 
     Args:
-        ids: a tensor `[K]` or a sequence of integers; or the path of a file: JSON with a list of
-            them, or safetensors with `d2t`, how far the target's id of each stands from its own,
-            as EAGLE 3 heads have it.
+        ids: a tensor `[K]`, a sequence of integers, or a file: a JSON list, or safetensors with
+            `d2t`, how far the target's id of each stands from its own, as EAGLE 3 heads have it.
         option: name in messages.
     """
     if isinstance(ids, str | Path):

@@ -36,15 +36,11 @@ def source_of(policy: Any) -> DraftSource | None:
 
 
 def draft_by(model: TokenModel) -> DraftSource:
-    """The source of a small model's drafts."""
     return DraftModel(model)
 
 
 def parse_source(text: str | Path) -> str | DraftSource:
-    """A draft source from a text: a name, or the folder of a coarse model or of an EAGLE head.
-
-    A text that is no name counts as a folder if it is one or has a separator of paths in it.
-    """
+    """A draft source from a name, or else a folder (also a missing one, by its separator)."""
     folder = Path(text)
     is_path = text is folder or len(folder.parts) > 1 or os.path.isdir(text)
     if isinstance(text, str) and (text in NAMES or not is_path):

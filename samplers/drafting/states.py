@@ -16,9 +16,7 @@ PromptReader: TypeAlias = Callable[[Pass, Tensor], None]
 
 
 class StateModel(ABC):
-    """A mix-in of a token model that hands out the hidden states from which it computes
-    its logits.
-    """
+    """A token model that hands out the hidden states from which it computes its logits."""
 
     last_states: Tensor | None = None
     coarse: Path | None = None

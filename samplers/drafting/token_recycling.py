@@ -2,8 +2,7 @@
 
 X. Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
 Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what follows each of its
-tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
-without any model.
+tokens, wrong drafts included; a table keeps that by token.
 
 Departures: a window is a chain, which reads the likeliest successor alone; the paper's eight are
 kept where a tree asks for them, and its children follow in the order in which the noise of their
@@ -70,8 +69,6 @@ class TokenRecycling(DraftSource):
 
 @dataclass(eq=False)
 class RecyclingDrafter(Drafter):
-    """Token recycling in one run."""
-
     # [B, V + 1, n] int32, the likeliest tokens after each one; the last entry is for tokens outside
     # of the vocabulary, and for what is not kept
     successors: Held
@@ -121,11 +118,9 @@ class RecyclingDrafter(Drafter):
         return order_by_noise(successors, noise, paths.depths, k)
 
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """The likeliest successors of tokens `[B, n]`."""
         return table[..., 0].gather(1, tokens).long()
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """What the pass found likeliest after each token that it read."""
         table, log_table = self._tables(run)
         rows = run.rows
         n_ids = run.vocab_size

@@ -1,8 +1,7 @@
 """TriForce: the first draft of a window retrieves the chunks that all its drafts read.
 
-H. Sun et al., "TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
-Speculative Decoding", COLM 2024 (arXiv:2404.11912), section 4.1, retrieval-based drafting:
-chunks of keys are compared with a query by their means, and the best ones are kept for many drafts.
+H. Sun et al., COLM 2024 (arXiv:2404.11912), section 4.1, retrieval-based drafting: chunks of keys
+are compared with a query by their means, and the best ones are kept for many drafts.
 
 Departures: the middle level of the hierarchy alone, without the tiny model that drafts for it; the
 chunks are retrieved anew for every window, and what was written since is read in any case.
@@ -40,7 +39,6 @@ class TriForce(SelfDrafting):
 
     @property
     def attention(self) -> Method:
-        """Compares chunks of one length by their means."""
         options = {"budget": self.budget, "block": self.block, "first_layer": self.first_layer}
         method: Method = make("attention", "dhsa", **options)
         return method

@@ -1,8 +1,7 @@
 """Vegas: the blocks that the last verifying pass attended to are those that drafts read.
 
 Y. Yue, Y. Xue, J. Huang, "Vegas: Self-Speculative Decoding with Verification-Guided Sparse
-Attention", ICML 2026 (arXiv:2602.07223). A pass that verifies drafts attends to the whole cache
-anyway, so that what is critical for the tokens after it is known without a method of selection.
+Attention", ICML 2026 (arXiv:2602.07223).
 
 Departures: blocks are chosen and not single entries, by the attention that they receive from all
 queries of the pass and all query heads of a key head; the first block, those of the verifying pass

@@ -1,12 +1,8 @@
 """Comb: a chain of drafts, and branches of one length that leave it.
 
-The shape is static, so that a pass always has as many entries. Where branches fork and what they
-hold is the drafter's: coarse drafts continue an alternative with drafts of its own, made for the
-context that it would have.
-
-Own study; no publication is known to us. Cousins: xPress (arXiv 2608.02438) and LiLiCorr (arXiv
-2608.20530) correct drafts of a block; SpecInfer (X. Miao et al., arXiv 2305.09781, section 4)
-verifies trees.
+The shape is static: a pass always has as many entries. Own study; no publication is known to us.
+Cousins: xPress (arXiv 2608.02438) and LiLiCorr (arXiv 2608.20530) correct drafts of a block;
+SpecInfer (X. Miao et al., arXiv 2305.09781, section 4) verifies trees.
 """
 
 from __future__ import annotations
@@ -53,9 +49,7 @@ class Comb(TreeShape):
         return self.length
 
     def plan(self, width: int) -> Plan:
-        """Branch b leaves the chain after b drafts; where the window has no more, each has a
-        second.
-        """
+        """Branch b leaves the chain after b drafts; beyond its end, each has a second."""
         n_forks = width - self.length
         generations: list[list[Planned]] = [[] for _ in range(self.length)]
         for branch in range(self.branches):

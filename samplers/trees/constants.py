@@ -1,8 +1,4 @@
-"""Numbers of a planned tree as tensors that outlive the pass which first asked for them.
-
-A captured pass copies nothing from the host, and reads tensors by their addresses: those that a
-plan's lists become are made by the pass before the capture and kept from then on.
-"""
+"""Numbers of a plan as tensors: a captured pass copies nothing and reads fixed addresses."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """The contract of trees: what a pass verifies beside the chain of a window's drafts.
 
-A `TreeShape` is configuration: a frozen dataclass that a policy carries in its field `tree`. Before
-a pass it asks the run's drafter for nodes: other drafts, each of which follows an entry of the
-chain or a node before it. The pass then covers the window and, behind it, all nodes; an entry
-attends to those that it follows.
+A `TreeShape` is configuration, a policy's field `tree`. Before a pass it asks the run's drafter for
+nodes: other drafts, each of which follows an entry of the chain or a node before it. The pass
+covers the window and, behind it, all nodes; an entry attends to those that it follows.
 
-With the noise of slots held fixed, one token is right at every slot. What is accepted is a path
-from the window's first entry: the longest whose drafts are all right (`walk.py`). Policies that are
-exact in distribution go from entry to entry instead and accept a child of each by a rule
-(`rule_walk.py`); nodes are then drafts that are certain, or drawn for a tree that is planned.
+With frozen noise one token is right at every slot, and the longest path from the window's first
+entry whose drafts are all right is accepted (`walk.py`). Policies that are exact in distribution
+accept a child of each entry by a rule (`rule_walk.py`); nodes are then drafts that are certain, or
+drawn for a tree that is planned.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 @dataclass(frozen=True)
 class TreeShape(Checked, Capable, ABC):
-    """Base of tree shapes."""
-
     slot = "tree"
     name: ClassVar[str] = ""  # short name
     # a row's nodes depend on other rows, and so would its tokens under a policy of fresh noise
@@ -90,9 +87,7 @@ class TreeShape(Checked, Capable, ABC):
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """Nodes beside the chain `[B, W-1]` of a window; None for a pass without. Their number
-        depends on the window's width alone; `noise` is as in `Drafter.correct`.
-        """
+        """Nodes beside the chain `[B, W-1]`, their number by W alone; `noise` as in `Drafter`."""
 
 
 def check_tree(policy: WindowPolicy) -> None:
@@ -118,9 +113,7 @@ def check_tree(policy: WindowPolicy) -> None:
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew `Nodes`. Cost: two host synchronisations, if not
-    captured.
-    """
+    """Raise ShapeError unless a shape grew `Nodes`. Cost, uncaptured: two host synchronisations."""
     rows = len(drafts)
     width = drafts.shape[1] + 1
     name = f"{type(shape).__name__}.grow"
@@ -147,9 +140,7 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 
 
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
-    """Cache indices a row beside its positions: nodes stand behind the whole window, also at its
-    end.
-    """
+    """Cache indices a row beside its positions: nodes stand behind the whole window."""
     if not isinstance(tree, TreeShape) or model.lack("trees", tree):
         return 0
     return widest + tree.nodes

@@ -1,14 +1,12 @@
 """A pass over a drawn tree of a policy whose window is kept: later slots are redrawn by a coupling.
 
-The walk is that of `mmaccel.samplers.trees.rule_walk`. Then the pass is one over a window, the
-view of `mmaccel.samplers.trees.walk`: the path, the first children behind it, and behind the last
-of these the chain. Slots behind the walk are redrawn from what the pass said of their entries, as
+The walk is that of `rule_walk.py`. Then the pass is one over a window, the view of `walk.py`. Slots
+behind the walk are redrawn from what the pass said of their entries, as
 `mmaccel.samplers.window.speculative_jacobi` describes: a first child was drawn from q as the
 chain's draft was, so that the same couplings hold.
 
 The shape is planned. One that chose its nodes by the drafts would choose with them what the view
-holds: a draft of the chain that is in the view because another draft was unlikely no longer has the
-distribution that was recorded.
+holds: a draft that is in it because another was unlikely no longer has the distribution recorded.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class CoupledWalk:
-    """The passes of a fresh run that cover a tree."""
-
     def __init__(self, run: WindowRun, plan: Plan, rule: SiblingRule, coupling: str) -> None:
         self._run = run
         self._plan = plan
@@ -39,7 +35,6 @@ class CoupledWalk:
         self._coupling = coupling
 
     def grow(self, drafts: DrawnDrafts) -> DrawnTree | None:
-        """The tree of a pass; None for the chain alone."""
         run = self._run
         if run.is_retry:
             return None
@@ -73,9 +68,7 @@ class CoupledWalk:
     def _redraw(
         self, tree: DrawnTree, view: Tensor, scores: Tensor, p_target: Tensor, fresh: Fresh
     ) -> Tensor:
-        """Tokens `[B, W]` of the slots behind the walk, by the scores `[B, W, V]` of the entries
-        that stand for the window's slots, `view` `[B, W]`.
-        """
+        """Tokens `[B, W]` behind the walk, by the scores `[B, W, V]` of entries `view` `[B, W]`."""
         run = self._run
         if self._coupling == "gumbel":
             tokens: Tensor = run.backend.run(argmax, scores + run.frozen_noise())

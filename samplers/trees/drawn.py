@@ -1,9 +1,4 @@
-"""DrawnTree: a planned tree whose nodes are drawn from the drafter's distributions.
-
-The plan is the same in every pass, so that which entries have how many siblings depends on no
-draft. A generation of nodes is drawn behind the one before: the drafter says what may follow those
-entries, and the rule of siblings draws from it.
-"""
+"""DrawnTree: a plan, the same in every pass, whose nodes are drawn by generations."""
 
 from __future__ import annotations
 
@@ -37,12 +32,8 @@ def draw_tree(
     drafts: Tensor,
     p_draft: Tensor,
 ) -> DrawnTree | None:
-    """Draw a tree beside the chain; None where the window has no room for a node.
-
-    Args:
-        plan: for the widest window; nodes that are deeper than this one are left out.
-        drafts: `[B, W-1]` int64, the chain, each draft the first child of the one before.
-        p_draft: `[B, W-1, V]`, from which they were drawn.
+    """Draw a tree beside the chain `[B, W-1]` int64, drawn from `p_draft` `[B, W-1, V]`; None where
+    the window has no room. Nodes of `plan` deeper than the window are left out.
     """
     n_drafts = drafts.shape[1]
     width = n_drafts + 1
@@ -76,7 +67,6 @@ def draw_tree(
 
 
 def _begin(drafts: Tensor, p_draft: Tensor) -> DrawnTree:
-    """The chain alone."""
     rows, n_drafts = drafts.shape
     number = torch.arange(-1, n_drafts, device=drafts.device)
     tokens = torch.cat([torch.zeros_like(drafts[:, :1]), drafts], 1)
@@ -98,9 +88,7 @@ def _add(
     entry_of: dict[int, int],
     drafts: Tensor | None,
 ) -> DrawnTree:
-    """Draw a generation of nodes; `entry_of` gets their entries. `drafts` are the first children of
-    nodes that follow the chain.
-    """
+    """Draw a generation of nodes; `entry_of` gets their entries. `drafts` are the chain's."""
     device = tree.tokens.device
     depth_of = {entry_of[node.parent]: node.depth - 1 for node in nodes}
     parents = sorted(depth_of)

@@ -68,13 +68,11 @@ class DySpec(TreeShape):
 def grow_likeliest(
     tree: Growth, n_nodes: int, depth: int, ranks: int, *, expand: int
 ) -> Tensor | None:
-    """Add `depth` generations of nodes, and keep the N likeliest; None for a pass without a tree.
+    """Add `depth` generations of nodes, and keep the N likeliest; returns the logarithms of their
+    chances `[B, N]`, falling; None for a pass without a tree.
 
-    The drafter is asked for the children (of the best `ranks`, the chain's draft among them) of the
-    `expand` likeliest nodes that it was not asked about.
-
-    Returns:
-        `[B, N]`, logarithms of the chances of the nodes, falling.
+    The drafter is asked for the `ranks` best children of the `expand` likeliest nodes not asked
+    about.
     """
     forks = fork_chain(tree, ranks)
     if forks is None:
@@ -121,9 +119,7 @@ def fork_chain(tree: Growth, ranks: int) -> Forks | None:
 def add_children(
     tree: Growth, entries: Tensor, values: Tensor, tokens: Tensor, log_probs: Tensor
 ) -> Tensor:
-    """Add children `[B, n, k]` of entries `[B, n]`; returns their chances' logarithms `[B,
-    n k]`.
-    """
+    """Add children `[B, n, k]` of entries `[B, n]`; their chances' logarithms `[B, n k]`."""
     parents = entries[..., None].expand_as(tokens).flatten(1)
     tree.add(parents, tokens.flatten(1))
     return (values[..., None] + round_chances(log_probs)).flatten(1)
@@ -139,12 +135,8 @@ def keep_likeliest(tree: Growth, chances: Tensor, is_new: Tensor, n: int) -> tup
 def extend_likeliest(
     tree: Growth, entries: Tensor, tokens: Tensor, values: Tensor, n: int, length: int, ranks: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-    """Add the n likeliest of some children, and behind each the drafter's best drafts.
-
-    Args:
-        entries: `[B, m]` int64.
-        tokens, values: `[B, m, k]`, their children and the logarithms of their chances.
-        ranks: of an entry's children that are looked at.
+    """Add the n likeliest children (`tokens` `[B, m, k]`, `values` their chances' logarithms) of
+    `entries` `[B, m]` int64, and behind each the drafter's best `ranks`.
 
     Returns:
         The logarithms of the chances of all nodes that were added, `[B, n']`; and the children of
@@ -179,7 +171,5 @@ def chances_of_chain(log_probs: Tensor) -> Tensor:
 
 
 def round_chances(log_probs: Tensor) -> Tensor:
-    """Multiples of 1/1024, whose sums are exact: what differs by rounding errors, which depend on
-    the other rows of a batch, is equal.
-    """
+    """Multiples of 1/1024, whose sums are exact whatever the other rows of a batch."""
     return (log_probs * 1024).round() / 1024

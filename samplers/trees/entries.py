@@ -1,8 +1,4 @@
-"""TreeEntries: the entries of a pass over a tree, and the paths through them.
-
-Paths are followed by doubling: the entry 1, 2, 4, … steps above each entry is known, so that
-anything about a path of D entries costs log2(D) operations on all entries of all rows.
-"""
+"""TreeEntries: a pass over a tree; a path of D entries is followed in log2(D) doublings."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ class TreeEntries:
 
     @classmethod
     def of(cls, drafts: Tensor, nodes: Nodes) -> TreeEntries:
-        """Of a chain `[B, W-1]` and nodes."""
         rows = len(drafts)
         width = drafts.shape[1] + 1
         first = torch.zeros_like(nodes.tokens[:, :1])
@@ -50,9 +45,7 @@ class TreeEntries:
         return Paths(tokens, depths.clamp(max=max(self.width - 2, 0)))
 
     def is_right(self, targets: Tensor) -> Tensor:
-        """`[B, E]` bool: whether an entry and all that it follows hold the right tokens, `targets`
-        `[B, E]` behind each entry.
-        """
+        """`[B, E]` bool: an entry and all it follows hold the `targets` `[B, E]` behind each."""
         right = targets.gather(1, self.parents.clamp(min=0)) == self.tokens
         right = right | (self.parents < 0)
         for above in self._ancestors():

@@ -1,11 +1,9 @@
 """ForkedComb: a comb whose branches fork once more.
 
-The likeliest alternatives to the chain become branches, as in `mmaccel.Comb`; the likeliest
-alternatives to the drafts of branches become twigs. Of all branches and of all twigs one draft is
-added at a time, the drafter's best for the path, so that the number of calls is the length of a
-branch and of a twig together.
-
-Own study; no publication is known to us. Cousins: see `mmaccel.samplers.trees.comb`.
+The likeliest alternatives to the chain become branches, as in `mmaccel.Comb`, those to the drafts
+of branches twigs. Of all branches, then of all twigs, one draft is added at a time, so that the
+drafter is called as often as a branch and a twig are long. Own study; no publication is known to
+us.
 """
 
 from __future__ import annotations

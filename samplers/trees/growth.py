@@ -11,11 +11,9 @@ from mmaccel.samplers.trees.contract import Plan
 
 
 class Growth:
-    """The chain of a window, and the nodes that were added so far.
+    """The chain of a window, and the nodes that were added so far; E entries.
 
-    Entries 0 … W - 1 are the window's. Of all E entries, `tokens`, `parents` and `depths` `[B, E]`
-    int64 are what they hold, which one they follow (-1 for the first), and the drafts on their
-    path.
+    `tokens`, `parents` (-1: none) and `depths`, the drafts on their path, are `[B, E]` int64.
     """
 
     def __init__(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> None:
@@ -32,10 +30,8 @@ class Growth:
         self._paths = drafts[:, None].expand(-1, self.width, -1)  # [B, E, W-1]
 
     def children(self, entries: Tensor, k: int) -> Children | None:
-        """What may follow entries `[B, n]`, up to k each; None for a pass without a tree.
-
-        The first child of an entry of the chain is the chain's next draft. Behind the window or the
-        row's end nobody needs children: they have log-probabilities of -inf.
+        """What may follow entries `[B, n]`, up to k each, first the chain's next draft; None for a
+        pass without a tree. Behind the window or the row's end: log-probabilities of -inf.
         """
         depths = self.depths.gather(1, entries)
         index = entries[..., None].expand(-1, -1, self._paths.shape[2])
@@ -102,9 +98,7 @@ class Growth:
 
 
 def grow_planned(tree: Growth, plan: Plan) -> Nodes | None:
-    """The nodes of a plan; None for a pass without. A rank that the drafter never has and what is
-    deeper than a narrow window are left out.
-    """
+    """The nodes of a plan, if any, without absent ranks and depths beyond a narrow window."""
     device = tree.tokens.device
     entries = {entry: entry for entry in range(tree.width)}  # of the plan -> of this pass
     is_needed = torch.ones_like(tree.tokens, dtype=torch.bool)  # [B, E]

@@ -35,9 +35,7 @@ and the token behind the entry."""
 
 
 class RuleStep:
-    """The steps of a fresh run whose passes cover a tree; `rule` is that of siblings that are
-    drawn.
-    """
+    """Steps of a fresh run over trees; `rule` is that of siblings that are drawn."""
 
     def __init__(self, run: WindowRun, shape: TreeShape, rule: SiblingRule) -> None:
         self._run = run
@@ -91,14 +89,12 @@ class RuleStep:
 def walk(
     width: int, scores: Tensor, choose: Choose, *, reads_back: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk all rows from the first entry on, by the target's scores `[B, E, V]`.
+    """Walk all rows from the first entry on, by the target's scores `[B, E, V]`, W - 1 drafts at
+    most.
 
-    No path has more than W - 1 drafts. Whether a row is still on its way is asked of the device
-    only if `reads_back`.
-
-    Returns:
-        The last entry of each row's path `[B]` int64, how many drafts it has `[B]` int64, and the
-        tokens of its slots `[B, W]` int64, the one behind the path included.
+    Whether a row is still on its way is asked of the device only if `reads_back`. Returns the last
+    entry of each row's path `[B]` int64, how many drafts it has `[B]` int64, and the tokens of its
+    slots `[B, W]` int64, the one behind the path included.
     """
     rows = torch.arange(len(scores), device=scores.device)
     entry = torch.zeros_like(rows)

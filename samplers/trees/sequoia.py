@@ -37,17 +37,16 @@ COARSE: Chances = (_FIRST, _SECOND, *(_NEAR,) * 10, _FAR)
 
 @dataclass(frozen=True)
 class Sequoia(TreeShape):
-    """A tree of at most N nodes, the same in every pass: the best one for measured chances of each
+    """A tree of at most N nodes, the same in every pass: the best for measured chances of each
     rank.
 
     Args:
         nodes: N.
         depth: the most nodes of a path, less than the window; the drafter is asked as often.
-        acceptance: p of a child by the number of drafts before it, then by its rank, the likeliest
-            first; the last row holds for all later drafts. The default is that of coarse drafts.
+        acceptance: p of a child by the number of drafts before it (the last row holds for all later
+            ones), then by its rank, the likeliest first. The default is that of coarse drafts.
 
-    Loses: where errors of a chain come together, as on images: shapes of one size are then equally
-    good.
+    Loses: where errors of a chain come together, as on images: shapes of one size are equally good.
     Figures: `scenes`, window 48, 80 nodes: 7.7 tokens a pass (`DySpec` 8.0).
     """
 
@@ -118,16 +117,12 @@ def plan_tree(n_nodes: int, depth: int, acceptance: Chances, width: int) -> Plan
 def _share(
     chances: Tensor, behind: Tensor, free: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Share up to N nodes among the children of an entry, for all n at once.
+    """Share up to N nodes among the children of an entry, for all n at once, by the chances p of
+    ranks.
 
-    Args:
-        chances: p of each rank.
-        behind: `[N + 1]`, the tokens behind a child that has this many nodes behind it.
-        free: `[N + 1]`, the same of a first child that itself costs no node.
-
-    Returns:
-        `[N + 1]`, the tokens behind the entry; and for each rank `[N + 1]` int64, its nodes, if the
-        ranks up to it have this many.
+    `behind` `[N + 1]` are the tokens behind a child with so many nodes behind it, `free` `[N + 1]`
+    the same of a first child that costs no node. Returns the tokens behind the entry `[N + 1]`, and
+    for each rank its nodes `[N + 1]` int64, if the ranks up to it have this many.
     """
     n = torch.arange(len(behind))
     rest = n[:, None] - n  # [N + 1, N + 1], what a child leaves to those before it

@@ -2,9 +2,7 @@
 
 R. Svirschevski, A. May, Z. Chen, B. Chen, Z. Jia, M. Ryabinin, "SpecExec: Massively Parallel
 Speculative Decoding for Interactive LLM Inference on Consumer Devices", 2024 (arXiv 2406.02532): a
-search for the likeliest paths, best first, that expands many nodes at once. What the drafter said
-of a node is kept and never asked again, so that a large tree costs a few calls over
-a bounded number of entries.
+best-first search for the likeliest paths that expands many nodes at once and asks about none again.
 
 Departures: the chain of the window is in the tree in any case. With frozen noise no token of the
 target is drawn afresh: the right child is the one that holds the token of its slot. Under

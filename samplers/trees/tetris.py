@@ -2,8 +2,7 @@
 
 Z. Wu, Z. Zhou, A. Verma, A. Prakash, D. Rus, B. K. H. Low, "TETRIS: Optimal Draft Token Selection
 for Batch Speculative Decoding", ACL 2025 (arXiv 2502.15197): of the drafts of all rows those with
-the largest chance of acceptance are verified, a draft's being the product of the chances on its
-path. A row that is easy to guess gets more, and one that has ended nothing.
+the largest product of chances of acceptance on their path are verified.
 
 Departures: nodes of trees instead of the drafts of chains; the chains themselves are always
 verified. A row has room for `nodes` of them; of those left out nothing else is computed, but by

@@ -25,8 +25,6 @@ from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
 
 
 class TreeStep:
-    """The steps of a fresh run whose passes cover a tree."""
-
     def __init__(self, run: WindowRun, shape: TreeShape) -> None:
         self._run = run
         self._shape = shape
@@ -67,9 +65,7 @@ class TreeStep:
 
 
 def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
-    """The window that paths to the entries `last` `[B]` are in, as passes without a tree
-    take it.
-    """
+    """The window that paths to entries `last` `[B]` are in, as of passes without a tree."""
     view = entries.view(last)
     is_branch = view >= entries.width
     # the token buffer as the view's entries read it

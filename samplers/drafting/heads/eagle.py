@@ -1,15 +1,10 @@
 """EAGLE drafts: a head continues the large model's own hidden states.
 
-Y. Li et al., arXiv 2401.15077, arXiv 2406.16858 and arXiv 2503.01840; more of the papers, and the
-layouts of published heads, in `mmaccel.samplers.drafting.heads.eagle_model`.
-
+Y. Li et al., arXiv 2401.15077, arXiv 2406.16858 and arXiv 2503.01840 (more in `eagle_model.py`).
 After a pass the head reads the states of the accepted tokens, each with the token that follows it;
-before the next one it drafts token by token, and reads its own states in place of those that are
-not known.
-
-Under a tree the head reads every path of a generation at once (`eagle_tree.py`), and the shapes of
-`mmaccel.samplers.trees` choose: `mmaccel.DySpec` has the dynamic tree of EAGLE-2, whose nodes are
-those with the largest product of the head's confidences.
+then it drafts token by token, its own states in place of those that are not known. Under a tree it
+reads every path of a generation at once (`eagle_tree.py`); `mmaccel.DySpec` is the dynamic tree of
+EAGLE-2, whose nodes have the largest product of the head's confidences.
 
 Departures: the window's chain is in every tree; under guidance the head is one row for all
 branches: it reads the guided states of passes, and those of the first branch of a prompt.
@@ -53,10 +48,7 @@ GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with, gue
 
 @dataclass(frozen=True)
 class HeadSource(DraftSource):
-    """Base of sources that draft by a head over the large model's states.
-
-    A child implements `load_head`, and `begin` where its head does other things than `EagleModel`.
-    """
+    """Base of sources that draft by a head over the large model's states."""
 
     needs = frozenset({"layer states"})
     keeps_predictions: ClassVar[bool] = False
@@ -103,9 +95,8 @@ class Eagle(FolderHead):
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
-        ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`; the rest of its
-            output matrix is not read. None: all that it can. See
-            `mmaccel.samplers.drafting.shared_ids`.
+        ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`, or a path
+            to them; None: all that it can.
 
     Loses: as a large head beside a small model; on texts unlike those that it was trained on.
     Refused for windows of image tokens; pickled weights are not opened. No published head was at
@@ -191,9 +182,7 @@ class HeadDrafter(Drafter):
         self.seen.hold(guided)
 
     def accept(self, run: OpenRun, cache: HeadCache) -> Any:
-        """Read the states of the last pass. Those behind what was accepted are written again before
-        an entry attends to them.
-        """
+        """Read the last pass's states; those behind what was accepted are written again."""
         after = self.read(run, self.seen.get(), (run.rows.columns - 1).clamp(min=0), cache)
         for held, value in zip((self.keys, self.values, self.first), cache, strict=True):
             held.hold(value)
@@ -222,10 +211,7 @@ class HeadDrafter(Drafter):
 
 @dataclass(eq=False)
 class EagleDrafter(HeadDrafter):
-    """Drafts of an `EagleModel`, or of another head that does the same.
-
-    An entry with the token of column c + 1 stands at column c.
-    """
+    """Drafts of an `EagleModel` or a like head; the token of column c + 1 stands at column c."""
 
     state: Held  # [B, C], of the head, after the last accepted token
     gaps: GapModel  # how likely ranks are to be right, where noise of slots orders them
@@ -265,9 +251,7 @@ class EagleDrafter(HeadDrafter):
         return drafts
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
-        """The head's likeliest tokens with its confidence, in the order in which noise prefers
-        them.
-        """
+        """The head's likeliest tokens with its confidence, in the order that noise prefers."""
         if self._tree is None:
             return None
         scores = self._score(run, paths).log_softmax(-1)

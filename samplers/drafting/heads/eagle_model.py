@@ -9,10 +9,9 @@ An entry has a token and the state f that came before it, and predicts the state
     EAGLE 1 and 2:  x = W [e; f],  f is the state that the large model's output matrix reads
     EAGLE 3:        q, k, v of [norm(e); norm(f)],  f = W [states of three layers] at first
 
-Published folders hold `config.json` of a Llama and `model.safetensors`. The layout is known by the
-width of `fc.weight`, and the names are those of the authors (`layers.0.` or `midlayer.`). An EAGLE
-3 head scores `draft_vocab_size` tokens; `d2t` says how far each stands from its id in the large
-model's vocabulary.
+Published folders hold `config.json` of a Llama and `model.safetensors` with the authors' names
+(`layers.0.` or `midlayer.`); the width of `fc.weight` tells the layout. An EAGLE 3 head scores
+`draft_vocab_size` tokens; `d2t` is how far each stands from its id in the large vocabulary.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadSizes):
-    """Sizes of an EAGLE head."""
-
     vocab_size: int = field(metadata={"domain": _VOCABULARY})  # V, of the large model
     draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})  # tokens that the head scores
     features: int = 0  # F, width of the large model's states that an entry reads
@@ -95,8 +92,6 @@ class HeadCache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a head before they attend."""
-
     residual: Tensor  # [B, K, C]
     queries: Tensor  # [B, K, H, d]
     keys: Tensor  # [B, K, Hkv, d]
@@ -127,9 +122,7 @@ class DecoderLayer(nn.Module):
 
 
 class EagleModel(DecoderLayer):
-    """A head over one large model, whose input embeddings (a head may have its own) and output
-    matrix (which an EAGLE 1 head uses) are `[V, C]`.
-    """
+    """A head over one large model, whose `[V, C]` input embeddings and output matrix it may use."""
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
         super().__init__()
@@ -209,9 +202,7 @@ class EagleModel(DecoderLayer):
         )
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `[..., V]` float32 of states `[..., C]`; very small ones of tokens that it never
-        scores, which may be all that a slot can have.
-        """
+        """Logits `[..., V]` float32 of states `[..., C]`; tiny ones of tokens never scored."""
         if self.config.is_third:
             known = self.lm_head(self.norm(states)).float()  # [..., K]
         else:
@@ -284,9 +275,7 @@ FOLDER = Schema(
 
 
 def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write an EAGLE 3 head in the layout of its authors, float16; `card` goes into
-    `config.json`.
-    """
+    """Write an EAGLE 3 head in its authors' layout, float16; `card` goes into `config.json`."""
     sizes = asdict(model.config)
     layers = sizes.pop("aux_layers")
     del sizes["features"]
@@ -308,9 +297,7 @@ def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> N
 def load_eagle(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> EagleModel:
-    """Read a head for a large model of `n_layers`, whose embeddings and output matrix are
-    `[V, D]`.
-    """
+    """Read a head for a model of `n_layers`, whose embeddings and output matrix are `[V, D]`."""
     opened = open_folder(FOLDER, folder)
     config = _fit(opened, embedding, n_layers)
     with torch.device("meta"):

@@ -1,9 +1,8 @@
 """How an EAGLE 3 head for a causal LM is made; `mmaccel train-head` is the command.
 
-The model reads texts; the head learns to say what the model says next, after true states and after
-one to `ahead` states of its own (Y. Li et al., arXiv 2503.01840, section 3.2, "training-time
-test"): entry t of round j stands behind true states of entries 0 … t - j and its own of j rounds.
-Training goes on where it was stopped.
+The head learns to say what the model says next, after true states and after one to `ahead` states
+of its own (Y. Li et al., arXiv 2503.01840, section 3.2, "training-time test"): entry t of round j
+stands behind true states of entries 0 … t - j and its own of j rounds.
 
 Departures: the loss is the cross-entropy to the model's distribution alone, each round's weighted
 0.8 times that before; texts are read as they are, and not written by the model.
@@ -45,9 +44,8 @@ def make_head(
     """Train a head for a causal LM on its device, write it into `out` and return its card of
     `facts`.
 
-    The state of the training is kept in `work`, or else in `out/work`. OptionError: too few texts,
-    a state of another head, or a layer, a number of tokens or a length that the model does not
-    have.
+    Training goes on from the state in `work`, or else in `out/work`. OptionError: too few texts, a
+    state of another head, or a layer, a number of tokens or a length that the model does not have.
     """
     model.requires_grad_(False)
     _check_sizes(model, plan)
@@ -227,9 +225,8 @@ def measure_rounds(model: Any, head: EagleModel, ids: Tensor, ahead: int) -> tup
 
 
 def _attend(rounds: Sequence[Entries]) -> Tensor:
-    """What the entries of the last round attend to, `[B, T, H, d]`.
-
-    Entry t of round j sees entries 0 … t - j of round 0, and entry t - j + i of round i ≤ j.
+    """What the last round's entries attend to, `[B, T, H, d]`: entry t of round j sees entries 0 …
+    t - j of round 0, and entry t - j + i of round i ≤ j.
     """
     now = rounds[-1]
     last = len(rounds) - 1

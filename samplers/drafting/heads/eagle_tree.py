@@ -1,9 +1,4 @@
-"""What an EAGLE head makes of the paths of a tree, in one pass of the large model.
-
-The head attends to what is accepted and to the drafts on an entry's own path (the tree attention of
-EAGLE, arXiv 2401.15077, section 4.2). The paths of a generation are read at once, each on the state
-that the head has made of the path before its last draft.
-"""
+"""Paths of a generation of nodes, read by a head at once (arXiv 2401.15077, section 4.2)."""
 
 from __future__ import annotations
 

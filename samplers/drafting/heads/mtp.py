@@ -2,13 +2,11 @@
 
 F. Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction", ICML 2024
 (arXiv 2404.19737); DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The
-layer reads the state that the output matrix reads and the embedding of the token that follows, and
-its own state predicts the token after that:
+layer reads the state f that the output matrix reads and the embedding e of the token that follows:
 
     x = W [norm(e); norm(f)],  f' = norm(block(x)),  logits = the model's output matrix of f'
 
-Checkpoints name it `num_nextn_predict_layers` or `num_mtp_layers`; transformers opens them for
-`generate(use_mtp=True)`, and does so here.
+Checkpoints name it `num_nextn_predict_layers` or `num_mtp_layers`; transformers opens it.
 
 Departures: where there are several such layers, the first one drafts every token, each on the state
 that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as `Eagle`.

@@ -1,11 +1,9 @@
 """The contract of rules of length: when a draft model stops drafting.
 
-A `DraftLength` is configuration: a frozen dataclass that a `DraftModel` carries in its field
-`length`. After each draft it is asked whether the row goes on; a draft model stops once no row
-does. Behind its last draft a row has copies of its last known token, whose distribution is
-one-hot, so that a row's drafts are its own whatever other rows do.
-
-The draft of the step after which a rule stops is verified too: it has been paid for.
+A `DraftLength` is a `DraftModel`'s field `length`. After each draft it is asked whether the row
+goes on; a draft model stops once no row does, and the last draft is verified too. Behind its last
+draft a row has copies of its last known token, whose distribution is one-hot, so that a row's
+drafts are its own whatever other rows do.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ class DraftLength(Checked):
 
 @dataclass(eq=False)
 class LengthJudge:
-    """A rule in one run. A child has what passes teach it."""
-
     rule: DraftLength
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:

@@ -53,8 +53,6 @@ class DISCO(DraftLength):
 
 @dataclass(eq=False)
 class Classifier(LengthJudge):
-    """A logistic regression of each row in one run."""
-
     weights: Held  # [B, 4]
     threshold: float
     rate: float

@@ -1,11 +1,10 @@
 """SpecDec++: drafting stops where one of the drafts is likely rejected already.
 
 K. Huang, X. Guo, M. Wang, "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate
-Lengths", COLM 2025 (arXiv 2405.19715): seen as a Markov decision process, the best rule is a
-threshold on the probability that at least one of the drafts is rejected.
+Lengths", COLM 2025 (arXiv 2405.19715): the best rule is such a threshold.
 
-Departures: the paper trains a head that predicts the acceptance of each draft. Here nothing is
-trained: the prediction is the draft model's own probability of its draft, raised to a power.
+Departures: the paper trains a head that predicts acceptance. Here nothing is trained: the
+prediction is the draft model's own probability of its draft, raised to a power.
 """
 
 from __future__ import annotations

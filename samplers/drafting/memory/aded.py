@@ -2,12 +2,11 @@
 
 X. Liu, B. Lei, R. Zhang, D. Xu, "Adaptive Draft-Verification for Efficient Large Language Model
 Decoding", 2024 (arXiv 2407.12021): the output distribution is approximated by what followed the
-last two tokens, a representation that follows the text as it grows, and a search over it builds
-drafts that are likely and different.
+last two tokens, and a search over it builds drafts that are likely and different.
 
-Departures: the paper's matrix of tri-grams is prepared from a corpus and corrected; here the counts
-are those of the row's own text, the latest 16 occurrences. Where no pair recurs, the last token
-alone is looked for. The paper searches by Monte Carlo; here a tree shape chooses nodes.
+Departures: the paper's matrix of tri-grams is prepared from a corpus and corrected; here counts are
+those of the row's own text, the latest 16 occurrences. Where no pair recurs, the last token alone
+is looked for. The paper searches by Monte Carlo; here a tree shape chooses nodes.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ class ADED(CandidateSource):
 
 @dataclass(eq=False)
 class TrigramDrafter(CandidateDrafter):
-    """Counts of tri-grams in one run; they are counted anew whenever they are asked for."""
-
     occurrences: int
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:

@@ -1,14 +1,10 @@
 """Drafts one by one, each out of a few candidates for what follows the tokens before it.
 
-Sources that remember what was said have two questions in common: where in some texts the last
-tokens stood before (`find_contexts`), and what these occurrences say together (`merge_votes`). A
-`CandidateDrafter` makes chains, branches and children of the answers. Under a bitwise policy the
-noise of a slot chooses among its candidates, as it chooses among all tokens in the pass (Gumbel
-top-k, with the run's noise). Under one that is exact in distribution a candidate is drawn, and the
-distribution of the candidates is recorded.
-
-All of it reads accepted tokens alone, from the token buffer of the run. A draft that was rejected
-is in no text.
+`find_contexts` says where in some texts the last tokens stood before, `merge_votes` what these
+occurrences say together; a `CandidateDrafter` makes chains, branches and children of that. Under a
+bitwise policy a slot's frozen noise chooses among its candidates (Gumbel top-k); under one that is
+exact in distribution a candidate is drawn, and the distribution of the candidates recorded. Texts
+are of accepted tokens alone.
 """
 
 from __future__ import annotations
@@ -69,9 +65,8 @@ def tokens_before(tokens: Tensor, first: Tensor, n: int) -> Tensor:
 
 
 def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Where the longest suffix of up to `reach` tokens before column `filled` `[B, 1]` stood
-    before, the latest time: the column `[B, 1]` of what followed (that of the last token where it
-    never did), and how many tokens agree, `[B]`.
+    """The latest column `[B, 1]` behind the longest suffix of up to `reach` tokens before `filled`
+    `[B, 1]` (where it never stood, the last token's), and how many agree, `[B]`.
     """
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     texts = Texts(tokens, columns, columns.where(columns < filled, -1))
@@ -83,13 +78,12 @@ def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Ten
 def find_contexts(
     texts: Texts, last: Tensor, m: int, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the longest suffixes of contexts `[B, n, L]` stood before, at most m occurrences each.
-
-    At least `least` tokens have to agree.
+    """Where the longest suffixes of contexts `[B, n, L]` stood before, at most m occurrences each,
+    if at least `least` tokens agree.
 
     Returns:
-        Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; which of
-        them there are, `[B, n, m]` bool; and how many tokens agree, `[B, n]` int64.
+        Indices `[B, n, m]` of what followed, largest ranks first; which there are, bool; and how
+        many tokens agree, `[B, n]` int64.
     """
     reach = last.shape[2]
     # of each place t: whether its tokens t - 1, t - 2, … agree with the context, and how many do
@@ -123,8 +117,7 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
 
     Args:
         tokens: `[B, n, m]` int64, some of them the same.
-        weights: `[B, n, m]` float32 of at least 0, multiples of a power of two, whose sums do not
-            depend on their order.
+        weights: `[B, n, m]` float32 >= 0, multiples of a power of two, so that sums are exact.
         otherwise: `[B, n]` int64, the only candidate where there is no vote.
     """
     tokens = tokens.clamp(0, vocab_size - 1)
@@ -164,8 +157,6 @@ class CandidateSource(DraftSource):
 
 @dataclass(eq=False)
 class CandidateDrafter(Drafter):
-    """Drafts out of candidates in one run."""
-
     reach: int  # L, tokens of a context
 
     @abstractmethod
@@ -202,7 +193,6 @@ class CandidateDrafter(Drafter):
         return Drafts(torch.cat(chain, 1), distribution=distribution)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
-        """The candidates, in the order in which noise prefers them."""
         known = self._known(run)[:, None].expand(-1, paths.tokens.shape[1], -1)
         texts = torch.cat([known, paths.tokens], 2)  # [B, n, L + W-1]
         # an entry with d drafts on its path follows columns d … d + L - 1 of these

@@ -2,16 +2,14 @@
 
 Y. Fu, P. Bailis, I. Stoica, H. Zhang, "Break the Sequential Dependency of LLM Inference Using
 Lookahead Decoding", ICML 2024 (arXiv 2402.02057). Every pass guesses all slots of its window, each
-from the guess on its left of the pass before. So the guess of a slot, that of the next slot one
-pass later and so on are an n-gram that the model itself has said, though none of it need be
-accepted. A pool keeps them, and drafts continue the last tokens by those of the pool that do.
+from the guess on its left of the pass before; the guess of a slot, that of the next slot one pass
+later and so on are an n-gram that the model has said, accepted or not. A pool keeps them, and
+drafts continue the last tokens by those of the pool that do.
 
 Departures: the window both guesses and verifies, and behind the n-grams of the pool the last pass's
 own guesses are the drafts. N-grams that begin like the last tokens are branches where there is a
 tree, else tried one after the other. The pool is addressed by a hash of the whole n-gram. A row has
 a pool of its own.
-
-The n-grams come from guesses, rejected ones among them; that is what the method is.
 """
 
 from __future__ import annotations
@@ -71,8 +69,6 @@ class Lookahead(CandidateSource):
 
 @dataclass(eq=False)
 class LookaheadDrafter(CandidateDrafter):
-    """Lookahead in one run."""
-
     pool: int  # M, n-grams of a row
     guesses: Held  # [B, N, C] int64, by column, of the last N passes, the last first; -1 for none
     grams: Held  # [B, M + 1, N] int64; the last one is for what is not kept
@@ -126,7 +122,6 @@ class LookaheadDrafter(CandidateDrafter):
         stamps[batch_slots] = -1
 
     def _state(self, run: OpenRun) -> tuple[Tensor, Tensor, Tensor]:
-        """Guesses, n-grams and stamps; none before the first pass."""
         if self.guesses.value is not None:
             return self.guesses.get(), self.grams.get(), self.stamps.get()
         tokens = run.rows.tokens

@@ -1,9 +1,5 @@
 """Sibling rows: what the samples of one prompt have said after the same last tokens.
 
-Samples of one prompt repeat each other: the same names, the same steps, in another order. Where
-several rows of a batch begin with the same prompt, each is drafted by what all of them have
-generated, and the continuation that most of them agree on comes first.
-
 Own study; no publication is known to us. Cousins: STAND (W. Song et al., 2025, arXiv 2506.04708)
 keeps one table of n-grams for all samples of a prompt; hierarchy drafting reads all rows of a
 batch, whatever their prompts, and lets the latest occurrence alone speak.
@@ -50,8 +46,6 @@ class SiblingRows(CandidateSource):
 
 @dataclass(eq=False)
 class SiblingDrafter(CandidateDrafter):
-    """Votes of sibling rows in one run; nothing is kept between passes."""
-
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         rows = run.rows
         tokens = rows.tokens

@@ -1,9 +1,8 @@
 """A given image as draft: an edited image is mostly the image.
 
-Aggressive decoding (T. Ge et al., 2022, arXiv 2205.10350) for tokens that stand in a grid: what
-was in a slot is what comes there, whatever stands before it. Nothing is realigned, and what a pass
-predicts behind a changed token is no better draft: it has seen the token as it was. For the frame
-before in a clip there is `previous-frame`.
+Aggressive decoding (T. Ge et al., 2022, arXiv 2205.10350) for tokens that stand in a grid: nothing
+is realigned, and what a pass predicts behind a changed token is no better draft, as it has seen the
+token as it was.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 T. Ge, H. Xia, X. Sun, S.-Q. Chen, F. Wei, "Lossless Acceleration for Seq2seq Generation with
 Aggressive Decoding", 2022 (arXiv 2205.10350); X. Sun, T. Ge, F. Wei, H. Wang, "Instantaneous
 Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021 (arXiv 2106.04970): the
-input is verified as the output. Where they differ, decoding goes on until the last tokens of the
-output stand in the input again.
+input is verified as the output.
 
 Departures: after a difference drafts go on at once, as if one token had been replaced by one, and
 are realigned where the last tokens stand in the text: of several occurrences at the one nearest to
@@ -57,8 +56,6 @@ class SourceText(DraftSource):
 
 @dataclass(eq=False)
 class SourceDrafter(Drafter):
-    """A given text in one run."""
-
     ids: GivenIds
     position: Held  # [B] int64, where the row is in the text
     ngram: int
@@ -90,7 +87,6 @@ class SourceDrafter(Drafter):
         return Drafts(tokens)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """A token of the row for a token of the text."""
         self.position.hold(self._position(run) + n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:

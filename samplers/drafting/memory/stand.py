@@ -106,7 +106,6 @@ class StandDrafter(CandidateDrafter):
         self.chances.hold(chances.scatter_(1, at, kept))
 
     def _tables(self, run: OpenRun) -> tuple[Tensor, Tensor]:
-        """Tokens and chances; zeros before the first pass."""
         if self.tokens.value is not None:
             return self.tokens.get(), self.chances.get()
         n_rows, n_columns = run.rows.tokens.shape

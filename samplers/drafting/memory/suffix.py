@@ -1,8 +1,7 @@
 """What followed the longest suffix that stood before, as many tokens of it as pay.
 
 Y. Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024 (arXiv 2411.10666),
-section 3: the longest suffix of the text that stood before, prompt included, is gone on from; how
-long it is says how likely its continuation is right.
+section 3: the length of the suffix says how likely its continuation is right.
 
 Departures: a suffix counts up to eight tokens and is looked for anew in each pass. A pass covers
 the width with the most tokens for its cost: chances by the length of the match, begun at measured
@@ -64,8 +63,6 @@ class Suffix(DraftSource):
 
 @dataclass(eq=False)
 class SuffixDrafter(Drafter):
-    """The source in one run."""
-
     tuner: Tuner  # of the model's passes, from earlier runs too
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
@@ -102,7 +99,6 @@ class SuffixDrafter(Drafter):
         return Drafts(copy_on(run.frontier(), self._first))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """Drafts up to the first wrong one are judged."""
         self._gain = 1.0
         if self._width == 1:
             return

@@ -1,10 +1,8 @@
 """DFlash drafts: a small block-diffusion network fills a window in one pass.
 
-J. Chen et al., arXiv 2602.06036; more of the paper, and the layouts of published folders, in
-`mmaccel.samplers.drafting.parallel.dflash_model`.
-
-After a pass the network's layers read the large model's states of the window, as keys and values;
-before the next one a block of masks attends to those of accepted tokens.
+J. Chen et al., arXiv 2602.06036 (more in `dflash_model.py`). After a pass the network's layers read
+the large model's states of the window, as keys and values; before the next one a block of masks
+attends to those of accepted tokens.
 
 Departures: a window is at most a block, which is denoised as a whole; under guidance the network is
 one row for all branches: it reads the guided states of passes, and those of the first branch of a

@@ -9,10 +9,9 @@ and to keys and values that the layer makes of the large model's states, mixed o
 The block begins with the last known token; entry k of it predicts its own token. Embeddings and the
 output matrix are the large model's.
 
-Two layouts are read, as `config.json` and `model.safetensors`: that of transformers
-(`MuseGlimmerAssistantModel`, which `generate(speculation_type="dflash")` runs) and that of the
-authors' repository (`DFlashDraftModel`, whose sizes stand in `dflash_config`). DFlash 2, which adds
-convolutions and a selector of candidates, is refused.
+Layouts: transformers' (`MuseGlimmerAssistantModel`, `generate(speculation_type="dflash")`) and the
+authors' (`DFlashDraftModel`, sizes in `dflash_config`). DFlash 2, which adds convolutions and a
+selector of candidates, is refused.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ _LAYERS = Domain(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(HeadSizes):
-    """Sizes of a network."""
-
     # N, entries of a block, the last known token among them; all others are masks
     block_size: int = field(metadata={"domain": Domain(2, 4096)})
     mask_token_id: int
@@ -113,9 +110,8 @@ class DFlashModel(nn.Module):
             stored.scatter_(1, columns[..., None, None, None].expand_as(new), new)
 
     def forward(self, last: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """Logits `[B, N-1, V]` float32 of the tokens behind the last known one, `[B]` int64.
-
-        It stands at `columns` `[B]` int64; states of all columns before it are context.
+        """Logits `[B, N-1, V]` float32 behind the last known token, `[B]` int64, which stands at
+        `columns` `[B]` int64; states of all columns before it are context.
         """
         config = self.config
         n = config.block_size

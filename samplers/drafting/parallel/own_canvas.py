@@ -1,14 +1,10 @@
 """A model that is both: a bidirectional pass over masks drafts, a causal pass of it verifies.
 
-Block diffusion models fill a block of masks whose tokens see each other. One that was made from an
-autoregressive model, or trained for both (J. Liu et al., "TiDAR: Think in Diffusion, Talk in
-Autoregression", arXiv 2511.08923; C. Wu et al., Fast-dLLM v2, arXiv 2509.26328; S. Cheng et al.,
-SDAR, arXiv 2510.06303), also predicts the next token under a causal mask. So it drafts a window in
-one pass as a canvas does, and the next pass verifies the drafts. Tokens are those of the causal
-model, bit for bit under a bitwise policy, in distribution otherwise; the canvas's own are others.
-
-The draft pass writes its keys and values at the indices of the window, in the model's own cache;
-the verifying pass writes all of them anew.
+Block diffusion models that were made from an autoregressive model, or trained for both (J. Liu et
+al., "TiDAR: Think in Diffusion, Talk in Autoregression", arXiv 2511.08923; C. Wu et al., Fast-dLLM
+v2, arXiv 2509.26328; S. Cheng et al., SDAR, arXiv 2510.06303), also predict the next token under a
+causal mask, and tokens are those of the causal model. The draft pass writes its keys and values at
+the indices of the window, in the model's own cache; the verifying pass writes them anew.
 
 Departures: a window is drafted in one pass, without steps of denoising; it begins where the row is,
 and not at a multiple of the block; drafting and verifying are two passes, which TiDAR makes in one.
@@ -36,8 +32,7 @@ class OwnCanvas(DraftSource):
 
     Args:
         mask_token: id of an open slot, as the model was trained with.
-        shift: 1 if the logits at a position are those of the next one (Fast-dLLM v2), 0 if they are
-            its own (SDAR).
+        shift: 1 if logits are those of the next position (Fast-dLLM v2), 0 if of their own (SDAR).
 
     Loses: where fewer than two tokens a window are accepted, as a window costs two passes of the
     large model. Tokens are those of the causal model, which may differ from its canvas loop's.
@@ -66,8 +61,6 @@ class OwnCanvas(DraftSource):
 
 @dataclass(eq=False)
 class CanvasDrafter(Drafter):
-    """Drafts of the run's own model, all in one pass."""
-
     def propose(self, run: OpenRun) -> Drafts:
         source = self.source
         assert isinstance(source, OwnCanvas)

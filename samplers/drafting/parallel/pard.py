@@ -2,12 +2,11 @@
 
 Z. An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation",
 arXiv 2504.18583, section 3: a causal model is trained to predict, behind a text and k mask tokens,
-the token k + 1 places on. All masks are one token. So the pass that reads what was accepted reads
-W - 2 masks behind it, and its last W - 1 entries score the W - 1 drafts.
+the token k + 1 places on. All masks are one token. The pass that reads what was accepted reads W -
+2 masks behind it, and its last W - 1 entries score the W - 1 drafts, none from another.
 
-A draft's scores do not depend on the drafts before it; its distribution is recorded as it is.
-Published checkpoints (amd/PARD-Llama-3.2-1B, amd/PARD-Qwen2.5-0.5B, amd/PARD-Qwen3-0.6B) are causal
-LMs whose configuration names the mask `pard_token`; vLLM also reads `ptd_token_id`.
+Published checkpoints (amd/PARD-Llama-3.2-1B, amd/PARD-Qwen2.5-0.5B, amd/PARD-Qwen3-0.6B) name the
+mask `pard_token` in their configuration; vLLM also reads `ptd_token_id`.
 
 Departures: every row proceeds at its own pace. Any causal LM with an id to spare runs; one that was
 not trained for it drafts badly.
@@ -36,10 +35,8 @@ class Pard(ModelSource):
     """Drafts of a small model, all in one pass over mask tokens.
 
     Args:
-        model: a causal LM of transformers or a `TokenModel`, which was trained to read masks. Its
-            keys and values are the drafter's.
-        mask_token: its id of a mask; None takes `pard_token` or `ptd_token_id` of its
-            configuration.
+        model: a causal LM of transformers or a `TokenModel`. Its keys and values are the drafter's.
+        mask_token: id of a mask; None: `pard_token` or `ptd_token_id` of the model's configuration.
 
     Loses: in long windows: the farther a draft, the less it knows of what is before it; with models
     that were not trained to read masks. No published checkpoint was at hand.
@@ -65,7 +62,6 @@ class Pard(ModelSource):
 
 
 def _find_mask(model: Any) -> int:
-    """The mask token that the configuration of a model names."""
     config = {} if model is None else model.config.to_dict()
     for name in _NAMES:
         if name in config:
@@ -79,8 +75,6 @@ def _find_mask(model: Any) -> int:
 
 @dataclass(eq=False)
 class PardDrafter(ModelDrafter):
-    """Drafts of a parallel draft model in one run."""
-
     def draft(self, run: OpenRun) -> Drafts:
         rows = run.rows
         branches = run.prompt.branches

@@ -1,11 +1,9 @@
 """The contract of sibling rules: several drafts of one slot, of which one or none is accepted.
 
-Entry by entry the walk over a tree hands a rule the target distribution p, the drafter's
-distribution q, and the drafts x_1 … x_K that were drawn from q to follow the entry. The rule
-accepts one, or draws another token. Whatever q is, the token is distributed as p: that of a policy
-which is exact in distribution. What a rule says of an entry depends on the drafts of that one slot
-alone. A rule that looked at what follows the siblings, as one that takes the longest path does,
-would prefer tokens with a better continuation.
+At each entry the walk hands a rule the target distribution p, the drafter's q, and the drafts x_1 …
+x_K that were drawn from q to follow it. The rule accepts one, or draws another token. Whatever q
+is, the token is distributed as p. What a rule says depends on the drafts of that one slot alone:
+the longest path would prefer tokens with a better continuation.
 """
 
 from __future__ import annotations
@@ -60,20 +58,16 @@ class SiblingRule(Checked, ABC):
 
     @abstractmethod
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """Draw K siblings behind n entries, `[B, n, K]` int64; -1 for one that cannot be drawn.
-
-        `p_draft` is q `[B, n, V]`, `first` `[B, n]` int64 is x_1, which was drawn from q with other
-        noise; None: it is drawn, too.
+        """K siblings behind n entries, `[B, n, K]` int64, drawn from q `[B, n, V]`; -1: cannot be
+        drawn. `first` `[B, n]` int64 is x_1, drawn from q with other noise; None: drawn, too.
         """
 
     @abstractmethod
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """Accept a sibling or draw another token.
-
-        `p_target` is p `[R, V]`, `p_draft` q `[R, V]`; `siblings` `[R, K]` int64 are as `draw` has
-        drawn them; -1 for those that are not there.
+        """Accept a sibling or draw another token, by p `[R, V]` and q `[R, V]`; `siblings` `[R, K]`
+        int64 are as `draw` has drawn them, -1 where there is none.
         """
 
 

@@ -1,11 +1,11 @@
 """MCSD: independent siblings, accepted by recursive rejection.
 
 S. Yang, S. Huang, X. Dai, J. Chen, "Multi-Candidate Speculative Decoding", 2024 (arXiv 2401.06706):
-K drafts of a slot are drawn from q with replacement and verified in turn; where x_k is
-rejected, the next one is verified against the residual of the target and the same q.
+K drafts of a slot are drawn from q with replacement and verified in turn; where x_k is rejected,
+the next one is verified against the residual of the target and the same q.
 
-Departures: none. A token that is drawn again after it was rejected has no chance, as the residual
-does not contain it: on peaked distributions siblings are spent on that, where `RSD` draws others.
+Departures: none. A token drawn again after its rejection has no chance, as the residual lacks it:
+on peaked distributions siblings are spent on that, where `RSD` draws others.
 """
 
 from __future__ import annotations
