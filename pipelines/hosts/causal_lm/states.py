@@ -50,9 +50,7 @@ class KeptStates(TokenModel, LayerStates):
 
     @contextmanager
     def keeping_states(self, is_prompt: bool) -> Iterator[None]:
-        """Inside the block the model's own forward leaves its states in `last_states`; of a prompt
-        the head reads fewer states than there are entries.
-        """
+        """Inside the block the model's own forward leaves in `last_states` what the head reads."""
         kept: dict[int, Tensor] = {}
 
         def keep_input(layer: int) -> Callable[..., None]:

@@ -31,10 +31,8 @@ def find_visual_columns(call: GenerateCall) -> LeavingColumns:
 
 
 def put_merged(output: Any, plan: Plan) -> Any:
-    """An encoder's output with the features of merged slots where a plan keeps them.
-
-    Args:
-        plan: a row for each image, or for each video, of the call.
+    """An encoder's output with features of merged slots where a plan, a row an image or video,
+    keeps them.
     """
 
     def merge(features: list[Tensor]) -> list[Tensor]:
