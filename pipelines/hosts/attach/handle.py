@@ -13,9 +13,7 @@ from mmaccel.results import Stats
 
 
 class Handle:
-    """An attached policy; leaving the `with` block, or `detach()`, restores the model, which holds
-    it.
-    """
+    """An attached policy, held by its model, which leaving `with`, or `detach()`, restores."""
 
     def __init__(self, target: Any, service: Service) -> None:
         self._target = target

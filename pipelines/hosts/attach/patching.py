@@ -93,7 +93,7 @@ class _Patch:
 
 
 class Injection:
-    """Replaced methods of some objects with this `owner` (`find_owner`), restored in reverse order."""
+    """Replaced methods of objects with an `owner` (`find_owner`), restored in reverse order."""
 
     def __init__(self, owner: Any = None) -> None:
         self._objects: list[Any] = []

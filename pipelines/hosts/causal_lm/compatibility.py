@@ -1,6 +1,4 @@
-"""Which transformers models can be decoded in windows, what is known of each, and what a window
-takes.
-"""
+"""Which transformers models decode in windows, what is known of each, what a window takes."""
 
 from __future__ import annotations
 

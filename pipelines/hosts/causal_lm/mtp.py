@@ -17,7 +17,7 @@ from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
 
 
 class ColumnCache:
-    """What a layer writes keys and values to in a pass: columns `[B, K]` int64 of a cache, if any."""
+    """Where a layer writes in a pass: at columns `[B, K]` int64 of a run's cache, or here."""
 
     def __init__(self, cache: HeadCache | None, columns: Tensor) -> None:
         self.cache = cache

@@ -286,9 +286,7 @@ def attend_under(
 def _attend_in_tiles(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
 ) -> Tensor:
-    """Attention `[R, Hq, W, D]` to entries up to oneself, `window` at most, a tile of queries at a
-    time.
-    """
+    """Attention `[R, Hq, W, D]` to entries up to oneself, `window` at most, by tiles of queries."""
     width = query.shape[2]
     outputs = []
     for first in range(0, width, TILE):

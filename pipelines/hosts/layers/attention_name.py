@@ -28,9 +28,7 @@ def find_configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """Inside the block, until the last thread has left it, modules look up the attention of this
-    name.
-    """
+    """Until the last thread has left the block, modules look up the attention of this name."""
     entry = (object(), name)
     with _changing:
         for config in configs:

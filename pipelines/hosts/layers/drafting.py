@@ -56,9 +56,7 @@ class HeldBlocks(BlockChooser):
         self._held: dict[int, tuple[Blocks, Tensor]] = {}
 
     def hold(self, layer: int, chosen: Tensor, first: Tensor, size: int) -> None:
-        """Hold the chosen blocks `[R, H, N]` bool, of `size` entries, before `first` `[R]`, the
-        first that may still be written.
-        """
+        """Hold chosen blocks `[R, H, N]` bool, of `size` entries, before the open `first` `[R]`."""
         block = torch.arange(chosen.shape[2], device=chosen.device)
         chosen = chosen & (block < first[:, None])[:, None]
         count = chosen.sum(-1)

@@ -277,9 +277,7 @@ class Eviction:
                 known.copy_(new)
 
     def _find_size(self, index: int, counts: Tensor) -> int:
-        """Entries of a layer that are looked at: the most of `counts` `[R, 1 or H]`, or all with
-        memory.
-        """
+        """Entries that are looked at: the most of `counts` `[R, 1 or H]`, or all with memory."""
         if self._reads_back:
             return int(counts.max())
         return self._layers[index].held()[0].shape[2]

@@ -85,9 +85,7 @@ def _stand_together(states: Tensor) -> bool:
 
 
 def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """A view `[R, H, S, D]` as pieces `[n, size D]` from each entry on, and their numbers at
-    `index` `[R, H, M]`.
-    """
+    """A view `[R, H, S, D]` as overlapping pieces `[n, size D]`, and those at `[R, H, M]`."""
     rows, heads, length, width = states.shape
     row_step = states.stride(0) // width
     head_step = states.stride(1) // width

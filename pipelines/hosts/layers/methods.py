@@ -64,9 +64,7 @@ class LayerMethods:
         return self.evictor is not None and (self.evictor.rerotates or self.evictor.turns_queries)
 
     def describe(self, model: ReducedLayers) -> str:
-        """The model after a run, as a policy was exact with respect to it; empty: nothing was
-        reduced.
-        """
+        """The model with respect to which a policy was exact; empty where nothing was reduced."""
         inputs = []
         counts = model.layer_counts
         n_evicted, n_entries = counts.n_evicted

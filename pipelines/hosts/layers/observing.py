@@ -139,9 +139,7 @@ class Observer:
 
 
 class RepeatedPrompt:
-    """A `Watcher` of a prompt fed a second time: totals become the most that an entry gets from a
-    repetition's.
-    """
+    """A `Watcher` of a prompt's repetition, of which an entry's total is the most from one."""
 
     reads_hidden: ClassVar[bool] = False
 

@@ -80,9 +80,7 @@ class PackedEntries:
         return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
 
     def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
-        """Pack the group behind the first `counts` `[R]` entries, from rings `[R, H, room, D]`;
-        entry n is at `n % room`.
-        """
+        """Pack the group behind `counts` `[R]`, of rings `[R, H, room, D]`: n at `n % room`."""
         packed = self.for_kernels(counts)
         if packed is not None:
             dispatch.run(pack_group, keys, values, packed)
@@ -120,9 +118,7 @@ class PackedEntries:
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mask `[R, 1, W, S]`, keys and values with the next group at their ends, for entries
-        `is_behind` `[R, W]`.
-        """
+        """Mask `[R, 1, W, S]`, keys, values, and the next group, for those `is_behind` `[R, W]`."""
         size = self.quantizer.group
         counts = counts.to(mask.device)
         row = torch.arange(len(counts), device=mask.device)
@@ -161,9 +157,7 @@ def _reserve(codes: Codes, most: int) -> Codes:
 
 
 class Packing:
-    """The packed entries of one run; prompts have `lengths` `[R]` positions, all layers share their
-    layouts.
-    """
+    """The packed entries of a run with prompts of `lengths` `[R]`; layers share layouts."""
 
     def __init__(
         self,

@@ -27,9 +27,7 @@ def attend_by_tiles(
     by_kernel: bool,
     **options: Any,
 ) -> Tensor:
-    """Attention `[R, Hq, T, D]` of prompts from cache index 0 on; options are of
-    `window_attention`.
-    """
+    """Attention `[R, Hq, T, D]` of prompts from index 0 on, as `window_attention`'s, by tiles."""
     outputs = []
     zero = torch.zeros(len(query), dtype=torch.int64, device=query.device)
     for number, blocks in enumerate(tiles):

@@ -53,9 +53,7 @@ class SharedPrefix:
     def join(
         self, row: int, key: Hashable, layers: Sequence[tuple[Tensor, Tensor]]
     ) -> SharedPrefix:
-        """With a row that reads a prefix, `[Hkv, P, D]` keys and values a layer, with the rows of
-        the same key.
-        """
+        """With a row that reads a prefix, its keys and values `[Hkv, P, D]` a layer, by its key."""
         without = self.leave(row)
         lengths = without.lengths
         lengths[row] = layers[0][0].shape[1]

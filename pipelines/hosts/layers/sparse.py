@@ -47,9 +47,7 @@ class BlockChooser(ABC):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """The blocks of a window `[R, Hq, W, D]` from `start` `[R]` on, over keys `[R, Hkv, S, D]`;
-        None: all.
-        """
+        """Blocks of a window `[R, Hq, W, D]` at `start` `[R]`, of keys `[R, Hkv, S, D]`, or all."""
 
 
 class SparseBlocks(BlockChooser):

@@ -69,9 +69,7 @@ class KVCacheLayout:
         self.reads_next: Tensor | None = None
 
     def to_index(self, positions: Tensor) -> Tensor:
-        """Cache indices of new entries at `positions` `[R, ...]`; of each head where heads are
-        rows.
-        """
+        """Cache indices of entries at `positions` `[R, ...]`, of each head if heads are rows."""
         if self.dropped is None:
             return positions
         dropped = self.dropped
@@ -108,9 +106,7 @@ class KVCacheLayout:
         return shorter
 
     def pack(self, packed: Tensor, room: int) -> None:
-        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`
-        entries.
-        """
+        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`."""
         self.packed = packed
         self.allocated_length = room
 
@@ -133,9 +129,7 @@ class KVCacheLayout:
         self.allocated_length = self.max_length + 1
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
-        """Prepare a pass that writes at `cache_indices` `[R, W]` int64; any beyond the length are
-        the last one.
-        """
+        """Prepare a pass that writes at `[R, W]` int64; beyond the length it is the last index."""
         self.pass_rows = cache_indices.shape[0]
         self.indices = cache_indices
         self.visible_length = min(visible_length, self.max_length)
@@ -164,9 +158,7 @@ class KVCacheLayout:
         self.write_index = self.write_index[at.to(self.write_index.device)]
 
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
-        """Let the prepared pass write a row's positions `first` to `last - 1` behind its others;
-        returns their layout alone.
-        """
+        """Let the pass write a row's positions `first` to `last - 1`, too; returns its layout."""
         assert self.write_index is not None
         added = KVCacheLayout(1, self.max_length, self._reports_past_only)
         added.dropped = None if self.dropped is None else self.dropped[row : row + 1]
@@ -222,9 +214,7 @@ class WindowLayer:
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[R, H, W, D]` of the pass; returns `visible`, of a layer of parts
-        what it wrote.
-        """
+        """Write keys and values `[R, H, W, D]`; returns `visible`, but parts what they wrote."""
         if self.parts:
             for part in self.parts:
                 part.update(part.take_heads(key_states), part.take_heads(value_states))
@@ -279,9 +269,7 @@ class WindowLayer:
         return index if index.device == device else index.to(device)
 
     def visible(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, visible length, D]` of what the current pass reads; of packed entries, the
-        rings.
-        """
+        """Views `[R, H, visible length, D]` that the pass reads; of packed entries, the rings."""
         layout = self.layout
         keys, values = self.held()
         if self.packed is not None:
@@ -485,9 +473,7 @@ class WindowLayer:
 
 
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
-    """A `transformers.cache_utils.Cache(layers=...)` of empty window layers, transformers 5.17 to
-    5.24.
-    """
+    """A transformers `Cache(layers=...)` of empty window layers, transformers 5.17 to 5.24."""
     from transformers.cache_utils import Cache
 
     layers: list[Any] = [_layer_class()(layout) for _ in range(n_layers)]

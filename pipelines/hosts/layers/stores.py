@@ -170,9 +170,7 @@ class LayerStores:
         return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of each layer at `[B, N]` of the first B rows; negative:
-        zeros.
-        """
+        """Keys and values `[B, H, N, D]` of each layer at `[B, N]` of B rows, zeros at negative."""
         end = int(index.max()) + 1
         by_row = []
         for row, at in enumerate(index):
@@ -267,9 +265,7 @@ class LayerStores:
                 self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
-        """As `observe`, of a pass over the next `width` entries; each row has `lengths` `[R]` from
-        it on.
-        """
+        """As `observe`, of the next `width` entries; rows have `lengths` `[R]` from there on."""
         if self._lengths is None:
             self._lengths = lengths
             self._observer = self.observe(lengths)

@@ -102,9 +102,7 @@ class GraphCache:
 
 @contextmanager
 def synchronising(mode: Literal["error", "default"]) -> Iterator[None]:
-    """Inside the block torch raises RuntimeError where a thread synchronises with the host
-    ("error"), or not.
-    """
+    """Inside the block torch raises RuntimeError where any thread synchronises, or not."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(mode)
     try:

@@ -254,9 +254,7 @@ def is_capturable(policy: Policy) -> bool:
 
 
 def find_obstacle(window: TokenModel, policy: Policy, params: SamplingParams) -> str | None:
-    """Why the passes of a call on a CUDA device cannot be captured; None: they can, unless they
-    synchronise.
-    """
+    """Why passes on a CUDA device cannot be captured; None: they can, if none synchronises."""
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     recorder = window.setup.recorder

@@ -335,9 +335,7 @@ class FusedDecoder:
         return is_there and self._structure.takes_row_products
 
     def _takes_row_products(self, hidden: Tensor, run: CompiledRun | None) -> bool:
-        """Whether a pass's products are `row_product`'s: where kernels are asked for, or were
-        faster so.
-        """
+        """Whether a pass takes `row_product`: where kernels are asked for, or were faster so."""
         n_rows = hidden.shape[0] * hidden.shape[1]
         is_plain = not self.same_bits and self._meet is _pass_on
         if n_rows > MOST_ROWS or not is_plain or not self.has_row_products:
@@ -406,9 +404,7 @@ class FusedDecoder:
         return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
-        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where positions
-        do not tell.
-        """
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer, if these tell."""
         if not self._structure.has_fixed_angles:
             return None
         weight = self._layers[0].attention.qkv.weight

@@ -245,9 +245,7 @@ def _find_layers(decoder: Any) -> tuple[str, nn.ModuleList, LayerSpec]:
 
 
 def _check_forwards(decoder: nn.Module, family: str, parts: dict[str, nn.Module]) -> None:
-    """Refuse forwards neither of the layers' family nor general, and parametrizations, whose
-    weights change.
-    """
+    """Refuse parametrizations, and forwards that are neither the family's nor general ones."""
     modules = {type(decoder).__name__: decoder}
     for name, part in parts.items():
         modules |= dict(part.named_modules(prefix=name))

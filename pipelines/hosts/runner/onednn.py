@@ -80,9 +80,7 @@ class Products:
             self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """Whether some products of so many rows are faster so, tried once after a few passes or at
-        once.
-        """
+        """Whether some products of so many rows are faster so, tried once, after some passes."""
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
         key = find_key(n_rows)

@@ -71,9 +71,7 @@ _opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
 
 @in_turn
 def open_own_products(model: Any) -> OwnProducts | None:
-    """Those of a model whose weights are worth a copy, else None; opened again where its layers
-    changed.
-    """
+    """Those of a model with weights worth a copy, else None; opened again if layers changed."""
     linears = _find_linears(model)
     own = _opened.get(model)
     if own is None or own.linears != linears or own.dtype != model.dtype:

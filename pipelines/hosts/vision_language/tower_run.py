@@ -104,9 +104,7 @@ class TowerRun:
         return size.log().where(self.take(self.is_seen), least).to(dtype)
 
     def drop(self, first: int, features: Tensor) -> bool:
-        """Open a level from layer `first` on, where `features` `[R, U]` int64 stand for each;
-        False: none goes.
-        """
+        """From layer `first` on, `features` `[R, U]` int64 stand for each; False: nothing goes."""
         self.target = join_targets(features)
         rows, columns = self.grid
         unit, width = self.unit, columns // self.unit

@@ -88,9 +88,7 @@ class VisualCall:
                 self.encoder = None
 
     def encode_whole(self, model: Any, others: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a decoding loop that a policy does not serve, with all tokens of reduced
-        images.
-        """
+        """The arguments of a loop that no policy serves, with all tokens of reduced images."""
         encoder = self.encoder
         if encoder is None or not encoder.changed:
             return others

@@ -40,9 +40,7 @@ class Visual:
 
 
 def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1) -> list[Visual]:
-    """All images, then all videos, of a call with `inputs`, of which each row has so many `copies`
-    (`num_return_sequences`).
-    """
+    """All images, then all videos, of a call with `copies` (`num_return_sequences`) a row."""
     visuals = list[Visual]()
     for modality, output in (call.others.get("mm_encoder_outputs") or {}).items():
         features = split_features(output.pooler_output)
