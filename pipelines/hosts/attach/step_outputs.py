@@ -169,8 +169,8 @@ class StepOutputs(StepRecorder):
 
 
 def _grow(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Hidden states `[B, N, C]` or weights `[B, H, N, N]` of each layer with one more token's, `[B,
-    1, C]` or `[B, H, 1, N + 1]`.
+    """Hidden states `[B, N, C]` or weights `[B, H, N, N]` of each layer with one more token's,
+    `[B, 1, C]` or `[B, H, 1, N + 1]`.
     """
     wide = (pad(old, (0, row.shape[-1] - old.shape[-1])) for old, row in zip(before, new))
     return tuple(torch.cat(pair, -2) for pair in zip(wide, new))

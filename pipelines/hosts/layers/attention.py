@@ -51,8 +51,8 @@ class Watcher(Protocol):
             query, key: `[R, Hq, T, D]`, `[R, Hkv, S, D]`.
             mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
                 columns see those before them, and in a `WindowPass`.
-            hidden: `[R, T, C]`, what the layer's attention reads, after its norm; None unless
-                `reads_hidden`.
+            hidden: `[R, T, C]`, what the layer's attention reads, after the norm before it; None
+                unless `reads_hidden`.
         """
         ...
 
@@ -109,8 +109,8 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         scale: float, softcap: float | None = None, hidden: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` of a layer over its store, of which key and value `[R, Hkv, S,
-        D]` are views. `hidden` `[R, W, C]` is None unless the pass `reads_hidden`.
+        """Attention `[R, Hq, W, D]` of a layer over its store, of which key and value
+        `[R, Hkv, S, D]` are views. `hidden` `[R, W, C]` is None unless the pass `reads_hidden`.
         """
         store = self.stores[layer]
         number = self.served.get(layer)  # as methods count
@@ -240,8 +240,8 @@ class WindowPass:
 
 
 def find_ancestors(parents: Tensor) -> Tensor:
-    """`[R, W, W]` bool, which entries each of a tree follows, itself among them, of parents `[R,
-    W]` int64: smaller than its own number, -1 for a root.
+    """`[R, W, W]` bool, which entries each of a tree follows, itself among them, of parents
+    `[R, W]` int64: smaller than its own number, -1 for a root.
     """
     width = parents.shape[1]
     entry = torch.arange(width, device=parents.device)

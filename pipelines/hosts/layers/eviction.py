@@ -14,7 +14,8 @@ rounds and a window. Queries are kept by position and overwritten as the cache i
 Where heads keep different numbers of entries, each is a row of one head to the method in rounds.
 
 Where tensors are not read on the host, a round is the same operations in the same memory whether it
-is due or not. Passes in between may leave it out (`Eviction.begin_pass`).
+is due or not. It is enough that passes in between write n positions at most
+(`Eviction.begin_pass`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 For window models a cache index is a position; for canvas models any number. Rolling back means
 overwriting: nothing is cropped or moved. Memory for all indices is allocated at the first pass that
 reads beyond the prompt, after its activations are freed. It is `[H, R S, D]`, what a head reads of
-a row together, indexed as `[R S, H, D]` for one indexed copy a write; the model sees `[R, H, S,
-D]`.
+a row together, indexed as `[R S, H, D]` for one indexed copy a write; the model sees
+`[R, H, S, D]`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class KVCacheLayout:
         return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
 
     def shift(self, reads: Tensor) -> Tensor:
-        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads` `[R, 1 or
-        W, P]` by positions: all of an evicted row's, up to those that passes write from then on.
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads`
+        `[R, 1 or W, P]` by positions: all of an evicted row's, up to those that passes write next.
         """
         if self.dropped is None:
             return reads

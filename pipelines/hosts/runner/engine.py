@@ -50,8 +50,8 @@ class Engine:
             is measured to be faster; "auto" does so once passes have taken 20 seconds; False never
             does.
         prefill_chunk_size: tokens of prompts that a pass processes at most, beside rows that
-            decode; run eagerly. None: whole prompts. One that the model's own prefill processes
-            (images, embeddings, a cache) comes in chunks as well, or whole with the reason in
+            decode; chunks run eagerly. None: whole prompts. One that the model's own prefill
+            processes (images, embeddings, a cache) comes in chunks as well, or whole with the reason in
             `stats.notes`.
         share_prefix: True stores and reads once a prompt that several rows of a call have, as seen
             in their tokens, and raises where the model or the call cannot; "auto" does so where it
