@@ -147,7 +147,7 @@ def find_layer_sizes(config: Any) -> LayerSizes:
 
 
 def find_device(model: Any) -> torch.device:
-    """Where accelerate's hook runs a model, else where its first parameter is."""
+    """Where tokens go in and logits come out: of accelerate's hook, else the first parameter's."""
     hook = vars(model).get("_hf_hook")
     for each in getattr(hook, "hooks", (hook,)):
         if getattr(each, "execution_device", None) is not None:

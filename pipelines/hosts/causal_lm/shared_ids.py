@@ -99,7 +99,7 @@ def share_ids(model: Any, vocab_size: int, ids: Any = None, unknown: int = 0) ->
 
     Raises:
         OptionError: a number of ids that is not the draft model's, ids outside the target's, or
-            twice.
+            an id twice.
         UnsupportedModelError: no causal LM, or a file that cannot be read.
     """
     n_ids = CausalLMWindow(model).vocab_size

@@ -50,7 +50,9 @@ class KeptStates(TokenModel, LayerStates):
 
     @contextmanager
     def keeping_states(self, is_prompt: bool) -> Iterator[None]:
-        """Inside the block the model's own forward leaves in `last_states` what the head reads."""
+        """Inside the block the model's own forward leaves its states in `last_states`, all of a
+        prompt's, of which the head reads fewer.
+        """
         kept: dict[int, Tensor] = {}
 
         def keep_input(layer: int) -> Callable[..., None]:

@@ -51,8 +51,8 @@ class Engine:
             does.
         prefill_chunk_size: tokens of prompts that a pass processes at most, beside rows that
             decode; chunks run eagerly. None: whole prompts. One that the model's own prefill
-            processes (images, embeddings, a cache) comes in chunks as well, or whole with the reason in
-            `stats.notes`.
+            processes (images, embeddings, a cache) comes in chunks as well, or whole with
+            the reason in `stats.notes`.
         share_prefix: True stores and reads once a prompt that several rows of a call have, as seen
             in their tokens, and raises where the model or the call cannot; "auto" does so where it
             serves and saves at least 1024 entries, and `Stats.notes` says why not; False: each row
