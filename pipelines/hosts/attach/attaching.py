@@ -1,7 +1,5 @@
-"""What `mmaccel.attach` does: find the model in its target, ask what goes with what, and patch it.
-
-From there on transformers prepares a call of `generate` as always, looks its decoding loop up on
-the model, and finds `GenerateService.sample` (`pipelines.hosts.attach.generate`).
+"""What `mmaccel.attach` does: find the model in its target, ask what goes with what, and patch it,
+so that transformers finds `GenerateService.sample` as its decoding loop.
 """
 
 from __future__ import annotations
@@ -73,10 +71,8 @@ def _attach_to_pipeline(target: Any, policy: Any, options: AttachOptions) -> Han
 
 
 def find_served(target: Any) -> tuple[Any, CausalLM, UnsupportedModelError | None]:
-    """The model in a target of `attach`, its family, and why no call of it can be served.
-
-    Runs the model's self-check. Every call asks the family again: a model in training mode may be
-    attached to, and its calls run the original until `eval()`.
+    """The model in a target of `attach`, its family, and why no call of it can be served; runs its
+    self-check. Calls ask the family again: those of a model in training mode run the original.
     """
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):

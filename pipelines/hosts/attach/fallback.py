@@ -29,15 +29,13 @@ def run_original(
 
     Args:
         name: a decoding loop of `GenerationMixin`.
-        seed: of torch's generators (the CPU's and the model's device's) during the run; their
-            states are restored afterwards. Several seeds are hashed into one. None leaves the
-            generators alone. They belong to the process: seeded runs in several threads at once
-            disturb each other.
+        seed: of torch's generators (the CPU's and the model's device's) during the run, restored
+            afterwards; several are hashed into one, None leaves them alone. They belong to the
+            process: seeded runs in several threads disturb each other.
 
     Returns:
-        What the loop returned, and its statistics: the prompt's pass counts, passes that a logits
-        processor makes do not; tokens of a beam search are those of the returned sequences. A loop
-        that returns latents or sound has no tokens.
+        What the loop returned, and its statistics: passes with the prompt's, without those of
+            logits processors; tokens of a beam search are those returned, of latents or sound none.
     """
     began = time.perf_counter()
     others = dict(options)
@@ -62,11 +60,9 @@ def run_original(
 
 @contextmanager
 def count_passes(model: Any) -> Iterator[Any]:
-    """Inside the block an object's `passes` counts those of transformers' loops over a model.
-
-    A loop calls `prepare_inputs_for_generation` once before every pass. In the block that method is
-    an attribute of the model. Nothing else changes: code that torch compiled sees neither a hook
-    nor another class.
+    """Inside the block an object's `passes` counts those of transformers' loops over a model: calls
+    of `prepare_inputs_for_generation`, here an attribute. Compiled code sees no hook or other
+    class.
     """
     prepare = getattr(model, _BEFORE_PASS)
 

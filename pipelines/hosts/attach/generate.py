@@ -1,7 +1,7 @@
 """The service of `generate`: calls of a transformers model, decoded by a policy.
 
-`generate` looks its decoding loops up on the model's class. The policy replaces `_sample`. The
-other loops (beam search, assisted decoding) run as before, and the statistics say so.
+It replaces `_sample`. The other loops (beam search, assisted decoding) run as before, and the
+statistics say so.
 """
 
 from __future__ import annotations
@@ -224,10 +224,8 @@ class GenerateService(Service):
     def _reducing(
         self, model: Any, inputs: Mapping[str, Any], encodes_whole: bool
     ) -> Iterator[None]:
-        """Inside the block, reducers work on a call.
-
-        They put hooks on the model's layers: calls of other threads wait, and one inside a running
-        call, in a callback, has an object of its own.
+        """Inside the block, reducers work on a call, by hooks on the layers: calls of other threads
+        wait, and one inside a running call, in a callback, has an object of its own.
         """
         if not self.options.reduction:
             yield
@@ -290,11 +288,8 @@ class GenerateService(Service):
     # ------------------------------------------------------------------ what no policy serves
 
     def _refuse(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
-        """Raise AttachError where the original loop would break `strict`, or a layout.
-
-        Args:
-            loop: that would run.
-            is_held: whether the loop can follow a layout.
+        """Raise AttachError where the original `loop` would break `strict`, or a layout, unless the
+        loop can follow it (`is_held`).
         """
         if self.options.strict and reasons:
             raise AttachError(

@@ -13,10 +13,7 @@ from mmaccel.results import Stats
 
 
 class Handle:
-    """An attached policy; leaving the `with` block, or `detach()`, restores the model.
-
-    The model holds its handle: a policy stays attached where nobody keeps the handle.
-    """
+    """An attached policy, held by its model, which leaving `with`, or `detach()`, restores."""
 
     def __init__(self, target: Any, service: Service) -> None:
         self._target = target
@@ -41,8 +38,8 @@ class Handle:
 
     @property
     def kept_tokens(self) -> list[KeptTokens]:
-        """Which visual tokens of each image and video the last call kept; empty without
-        `visual_tokens`, without images, and where the original loop ran.
+        """The visual tokens that the last call kept, by image and video; empty without
+        `visual_tokens` or images, and where the original loop ran.
         """
         return self._service.kept_tokens()
 
@@ -50,8 +47,8 @@ class Handle:
         """Drop all CUDA graphs, their buffers and the fused decoder; the next calls make them anew.
 
         Call it after a change of the model that moves no parameter: an attribute, a hook, an
-        adapter that is switched on or off. A moved parameter is noticed without it. Waits for calls
-        of other threads; inside a call it raises BusyError.
+        adapter switched on or off. Waits for calls of other threads; inside a call it raises
+        BusyError.
         """
         with self._injection.calls.change("reset"):
             self._service.reset()
@@ -63,8 +60,7 @@ class Handle:
         code changed the model's class since.
 
         Args:
-            keep_packed: whether parameters that are views of packed tensors stay such views, so
-                that the next policy that is attached packs nothing.
+            keep_packed: whether parameters stay views of packed tensors, for the next policy.
         """
         with self._injection.calls.change("detach"):
             self._service.close(keep_packed=keep_packed)

@@ -1,8 +1,5 @@
-"""A layout as logits processors of transformers, and checks of a layout's vocabulary.
-
-The mask acts where `prefix_allowed_tokens_fn` does: after guidance, before the processors that read
-scores as a distribution (temperature, top-k, top-p). `mmaccel.samplers.sampling_params` has the
-same order.
+"""A layout as logits processors of transformers, and checks of its vocabulary. The mask acts where
+`prefix_allowed_tokens_fn` does: after guidance, before temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ class LayoutMask:
 
     Args:
         n_prompt: T, prompt tokens of a row as transformers has them, padding included.
-        is_last: whether it only makes forced tokens survive whatever other processors masked.
+        is_last: whether it only makes forced tokens survive what other processors masked.
     """
 
     def __init__(self, layout: Layout, n_prompt: int, is_last: bool) -> None:

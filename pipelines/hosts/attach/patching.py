@@ -1,17 +1,16 @@
 """Injection: replaces methods of ONE object, and restores them.
 
-The object gets a new class, a child of its own class with the same name, in which the named methods
-are replaced. Its own class and other objects of that class never change, so that restoring the
-class leaves no trace. The idea of exchanging an object's class is that of D. Bolya and J. Hoffman,
-"Token Merging for Fast Stable Diffusion", 2023 (arXiv 2303.17604), whose released code does it to
-transformer blocks.
+The object gets a new class, a child of its own class with the same name, in which the methods are
+replaced; its own class never changes. The idea is that of D. Bolya and J. Hoffman, "Token Merging
+for Fast Stable Diffusion", 2023 (arXiv 2303.17604), whose released code does it to transformer
+blocks.
 
-The new class is made once for each class and set of methods, and kept for the life of the process:
-code that torch.compile made for an attached object holds for the next attach too. So the class
-knows no policy. Its methods look up what replaces them in the object they are called on.
+The new class is made once for each class and set of methods, and kept: code that torch.compile made
+for an attached object holds for the next attach too. So it knows no policy: its methods look up
+what replaces them in the object.
 
-While a replaced method runs, the object is not changed: `detach`, and what moves a module's weights
-(`to`, `half`, `cuda`), wait for calls of other threads, and are refused inside a call.
+While a replaced method runs, `detach`, and what moves a module's weights (`to`, `half`, `cuda`),
+wait for calls of other threads, and are refused inside a call.
 
 Departures: copies, pickles and saved files of the object are of its own class.
 """
@@ -37,10 +36,9 @@ _CLASSES: dict[tuple[Any, ...], type] = {}  # injected classes by own class and 
 
 
 class RunningCalls:
-    """The calls of attached objects that have not ended, in all threads.
-
-    Calls do not wait for each other. A change of an object waits for its calls, and calls that
-    begin meanwhile wait for the change; those inside a running call do not.
+    """The calls of attached objects that have not ended, in all threads. A change of an object
+    waits for its calls, and those that begin meanwhile wait for it, but for those inside a running
+    call.
     """
 
     def __init__(self) -> None:
@@ -95,11 +93,7 @@ class _Patch:
 
 
 class Injection:
-    """Replaced methods of some objects, restored in reverse order.
-
-    Args:
-        owner: what `find_owner` returns of these objects.
-    """
+    """Replaced methods of objects with an `owner` (`find_owner`), restored in reverse order."""
 
     def __init__(self, owner: Any = None) -> None:
         self._objects: list[Any] = []
@@ -107,9 +101,8 @@ class Injection:
         self.calls = RunningCalls()
 
     def add(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
-        """Replace methods of one object by functions of (object, *args, **kwargs), by name.
-
-        Each takes over the signature of the original, which is `original(object, name)`.
+        """Replace methods of one object by functions of (object, *args, **kwargs), by name. Each
+        takes over the signature of `original(object, name)`.
         """
         base = plain_class(target)
         if is_injected(target):
@@ -133,9 +126,8 @@ class Injection:
 
     def remove(self) -> None:
         """Restore the class of every object, the last one first; a second call does nothing.
-
-        AttachError where an object's class was exchanged by other code since; that object stays as
-        it is, and the call may be repeated.
+        AttachError where other code exchanged one's class since; it stays, and the call may be
+        repeated.
         """
         while self._objects:
             target = self._objects[-1]

@@ -1,8 +1,7 @@
 """The prompt of a `generate` call, processed by transformers' own prefill, whole or in chunks.
 
-A chunk is a prefill of its own behind what the cache holds: its columns of the ids, embeddings and
-positions, masks and token types up to its end, and the features of its images' tokens. Images that
-are seen in both directions (token types) are never divided.
+A chunk is a prefill behind what the cache holds, with the features of its images' tokens. Images
+that are seen in both directions (token types) are never divided.
 
 Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_for_generation` of
 `transformers.generation.utils.GenerationMixin`, 5.17 to 5.24.
@@ -45,11 +44,8 @@ class Prefill:
         return self.call.n_columns - self.call.n_cached
 
     def run(self, size: int | None) -> tuple[Any, int]:
-        """The output of the last pass, and how many there were.
-
-        Args:
-            size: tokens that a pass processes at most, of all rows together, but one of each at
-                least; None: all.
+        """The output of the last pass, and how many there were. A pass processes `size` tokens at
+        most, of all rows together, but one of each at least; None: all.
         """
         call = self.call
         columns = self.n_new if size is None else max(1, size // len(call.mask))

@@ -1,9 +1,8 @@
 """What `generate` returns next to its sequences: outputs of every step, and the cache.
 
-transformers' loop has one forward pass per token and stores what it gives out. A window pass covers
-several slots of every row, and rows are at slots of their own. `StepOutputs` sorts the values of
-accepted slots into one entry per step, and forgets those of rejected ones. After a row's end the
-loop goes on with padding until all rows have ended, and so do the values here.
+transformers' loop stores what each pass of one token gives out. A window pass covers several slots,
+each row its own: `StepOutputs` sorts values of accepted slots into an entry per step. After a row's
+end they go on with padding until all rows have ended, as the loop does.
 
 Shapes: see `mmaccel.contracts`; **C** hidden width.
 
@@ -32,8 +31,8 @@ class StepOutputs(StepRecorder):
 
     Args:
         names: what to record, of the values of `PER_STEP` and `PER_LAYER`.
-        mask: `[B, T]` bool, columns of the prompt that are attended to. transformers has rows of
-            equal length, with padding and holes in them; a window's cache holds the tokens alone.
+        mask: `[B, T]` bool, columns of the prompt that are attended to; the others are not in a
+            window's cache.
         filler: what ended rows go on with; None where all rows end together.
         cache: a transformers cache that gets the keys and values of all tokens but the last, or
             None. It holds the prompt already if its length is that of the prompt.
@@ -61,11 +60,9 @@ class StepOutputs(StepRecorder):
         self._n_steps = 0
 
     def take_prompt(self, output: Any, cache: Any) -> None:
-        """Take the values of step 0 from the model's output of the prompt's pass.
-
-        Args:
-            cache: that the pass filled, whose layers say which columns attention weights have; None
-                for a call without one, whose loop gives out all tokens' values at every step.
+        """Take the values of step 0 from the model's output of the prompt's pass. The layers of
+        `cache`, which it filled, say which columns attention weights have; None for a call without
+        one, whose loop gives out all tokens' values at every step.
         """
         self._prompt_output = output
         self._is_uncached = cache is None
@@ -172,8 +169,8 @@ class StepOutputs(StepRecorder):
 
 
 def _grow(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Hidden states `[B, N, C]` or weights `[B, H, N, N]` of each layer with those of one more
-    token, `[B, 1, C]` or `[B, H, 1, N + 1]`.
+    """Hidden states `[B, N, C]` or weights `[B, H, N, N]` of each layer with one more token's,
+    `[B, 1, C]` or `[B, H, 1, N + 1]`.
     """
     wide = (pad(old, (0, row.shape[-1] - old.shape[-1])) for old, row in zip(before, new))
     return tuple(torch.cat(pair, -2) for pair in zip(wide, new))

@@ -1,9 +1,7 @@
 """Token streamer: passes a run's tokens to stopping criteria and a streamer, one step at a time.
 
-transformers calls its criteria after every single token of the whole batch. A window run generates
-several tokens a pass, and each row at its own pace. So a step waits until all unfinished rows have
-its token; then every criterion is called once with transformers' own arguments and order, so that
-criteria that count or remember stay correct. Rows that are further ahead are cut back to their end.
+A step waits until all unfinished rows have its token; then every criterion is called once with
+transformers' own arguments and order. Rows that are further ahead are cut back to their end.
 
 Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.24.
 """
@@ -26,10 +24,10 @@ class TokenStreamer:
 
     Args:
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
-        pad: pads a finished row; None lets finished rows go on until all are finished, as
-            transformers does where no criterion has an end-of-sequence token.
-        scores: gives the scores `[B, V]` of the first n steps, which criteria may read; None where
-            the call records none. Those of rows that have ended are not there yet.
+        pad: pads a finished row; None lets finished rows go on until all are, as transformers does
+            where no criterion has an end-of-sequence token.
+        scores: gives scores `[B, V]` of the first n steps for criteria, those of ended rows not
+            yet; None where the call records none.
     """
 
     def __init__(

@@ -26,10 +26,9 @@ def unwrap(target: Any) -> Any:
 
 
 def find_generator(target: Any) -> Any:
-    """The part of `target` whose `generate` is served, or `target` itself where it wraps nothing.
-
-    A speech model in `HOLDERS` has it in its depth decoder, a pipeline of diffusers in the
-    component of `GENERATORS`, a caller's own pipeline in the one component that generates.
+    """The part of `target` whose `generate` is served: the depth decoder of a speech model in
+    `HOLDERS`, the component of a diffusers pipeline in `GENERATORS`, the one component that
+    generates of a caller's own pipeline, else `target` itself.
     """
     target = unwrap(target)
     if is_holder(target):

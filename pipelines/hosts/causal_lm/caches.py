@@ -65,10 +65,8 @@ def _shorten(stores: LayerStores, prompt: OwnPrompt, cuts: Sequence[Cut]) -> Non
 
 
 def share_prompts(stores: LayerStores, groups: PrefixGroups, prompts: LayerStores) -> None:
-    """Let rows read together what the stores of one row a group hold, and store alone what follows.
-    A layer with a sliding window stores what it sees of the prompts too.
-
-    Cost: a copy of the prompts, and a host synchronisation.
+    """Let rows read together what the stores of one row a group hold, and store alone what follows;
+    sliding layers store what they see too. Cost: a copy of the prompts, and a host synchronisation.
     """
     assert prompts.layout.indices is not None
     longest = max(groups.lengths)

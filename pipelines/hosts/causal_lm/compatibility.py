@@ -1,9 +1,4 @@
-"""Which transformers models can be decoded in windows, what is known of each, and which options a
-window takes.
-
-`ModelFacts` are found once for a model. A model may move and change its mode between two calls:
-`find_device` and `check_mode` look at it as it is.
-"""
+"""Which transformers models decode in windows, what is known of each, what a window takes."""
 
 from __future__ import annotations
 
@@ -59,10 +54,8 @@ class ModelFacts:
 
 
 def find_facts(model: Any) -> ModelFacts:
-    """The facts of a decoder-only transformers model with ordinary attention in every layer.
-
-    They are found again where its head or a field of its configuration has changed that they are
-    read from.
+    """The facts of a decoder-only transformers model with ordinary attention in every layer; found
+    again where its head or a field of its configuration that they are read from has changed.
 
     Raises:
         UnsupportedModelError: another model, with the reason.
@@ -133,10 +126,8 @@ def text_config(model: Any) -> Any:
 
 
 def find_position_limit(model: Any) -> int | None:
-    """How many positions a model's passes may have; None where it names no limit.
-
-    Some rotary positions turn differently once a pass goes beyond the length of pretraining
-    ("longrope"), so that earlier keys and values no longer fit; such a model ends there.
+    """How many positions a model's passes may have; None where it names no limit. "longrope" ends
+    at the length of pretraining, beyond which it turns otherwise, and earlier keys no longer fit.
     """
     config = text_config(model)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -156,9 +147,7 @@ def find_layer_sizes(config: Any) -> LayerSizes:
 
 
 def find_device(model: Any) -> torch.device:
-    """Where a model takes its tokens and gives its logits: where accelerate's hook runs it, else
-    where its first parameter is.
-    """
+    """Where tokens go in and logits come out: of accelerate's hook, else the first parameter's."""
     hook = vars(model).get("_hf_hook")
     for each in getattr(hook, "hooks", (hook,)):
         if getattr(each, "execution_device", None) is not None:
@@ -312,9 +301,7 @@ def _windows(layers: list[Any]) -> list[int | None]:
 
 @cache
 def _source_has(decoder: Any, words: str) -> bool:
-    """Whether the source of a decoder's forward has these words: no signature tells which masks it
-    takes.
-    """
+    """Whether the source of a decoder's forward has these words: no signature tells its masks."""
     try:
         return words in inspect.getsource(decoder.forward)
     except (OSError, TypeError):  # the source is not available

@@ -1,7 +1,7 @@
 """The family of causal LMs: any decoder-only transformers model, as `generate` runs it.
 
-Another family is a child class of `CausalLM` that overrides what differs in its models. It is one
-file and one line in `mmaccel.catalog.FAMILIES`, or an entry point of another package.
+Another is a child class that overrides what differs: one file, and one line in
+`mmaccel.catalog.FAMILIES` or an entry point of another package.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class CausalLM:
     repeats_calls: ClassVar[bool] = False
 
     def check(self, model: Any) -> ModelFacts:
-        """The facts of a model; refuses one whose `generate` no policy can serve.
-
-        Cost: the first call runs a self-check of a few tokens; later ones look at nothing but
-        whether the model has changed.
+        """The facts of a model; refuses one whose `generate` no policy can serve. Cost: the first
+        call runs a self-check of a few tokens; later ones look whether the model has changed.
         """
         facts = find_facts(model)
         self._check_loop(model)
@@ -99,9 +97,7 @@ class CausalLM:
         return None
 
     def make_steps(self, model: Any, tokens: Tensor) -> dict[str, tuple[Any, ...]]:
-        """What transformers' loop returns of each step for tokens `[B, L]` int64, by
-        `of_tokens`.
-        """
+        """What transformers' loop returns of each step of tokens `[B, L]` int64, by `of_tokens`."""
         return {}
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """A causal LM whose vocabulary holds image tokens, as a model of those tokens alone.
 
-Chameleon, Emu3 and similar models predict text and images with one head. After a row's prompt only
-image tokens can occur, and tokens that close rows of the grid. So the rest of the head is not
-computed, and samplers see a small vocabulary: the image tokens in the order of their ids, then the
-structural tokens.
+Chameleon, Emu3 and others predict text and images with one head; after a prompt only image tokens
+occur, and those that close rows of the grid. Samplers see these alone: image tokens by their ids,
+then the structural ones.
 """
 
 from __future__ import annotations

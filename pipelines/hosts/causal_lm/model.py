@@ -1,11 +1,7 @@
 """A Hugging Face causal LM as a `TokenModel`: windows of tokens, each row at its own positions.
 
-It serves every decoder-only model of transformers whose layers use ordinary attention, full or with
-a sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and a
-cache of ours.
-
-The class tells the life of a window in its order: what is known of the model, what a run reserves
-and by which forward it runs, its prompt, its windows, and the one pass that all of these are.
+It serves decoder-only models of transformers whose layers use ordinary attention, full or with a
+sliding window, called as they are, with explicit positions, 4-D masks and a cache of ours.
 """
 
 from __future__ import annotations
@@ -74,14 +70,14 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
 
     Args:
         vocab_size: V, if only the first V ids count; the rest of the head is not computed.
-        stride: the attended length is rounded up to a multiple of so many positions. None attends
-            to all reserved ones at every pass, so that shapes are static for a given (R, W). "auto"
-            is 64 on a CPU, where the length is known without waiting, and None elsewhere.
-        attention: of windows. "model" runs the layers' own attention under a mask, "kernel" runs
-            `window_attention` in the layers where it can, and "auto" does so where that is a Triton
-            kernel. A prompt is prefilled under the model's own attention.
-        fused, compile: as of `Engine`, which sets what callers ask for. The fused decoder packs the
-            model's weights, and a window does not unpack them.
+        stride: the attended length is a multiple of so many positions. None attends to all reserved
+            ones, so that shapes are static for a given (R, W). "auto" is 64 on a CPU, None
+            elsewhere.
+        attention: of windows. "model" runs the layers' own under a mask, "kernel"
+            `window_attention` in the layers where it can, "auto" does so where that is a Triton
+            kernel. Prompts keep the model's.
+        fused, compile: as of `Engine`. The fused decoder packs the model's weights, and a window
+            does not unpack them.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
@@ -169,10 +165,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
     # ------------------------------------------------------------------ a run
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Empty stores for a run.
-
-        Passes may go beyond `positions`, as finished rows do: what they write there is lost, and
-        the logits of those positions mean nothing.
+        """Empty stores for a run. What passes write beyond `positions`, as finished rows do, is
+        lost, and the logits there mean nothing.
 
         Raises:
             OptionError: more positions than the model supports, or a model in training mode with
@@ -238,11 +232,10 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return -(-width // self.prompt_step) * self.prompt_step
 
     def prefill(self, entries: Pass) -> None:
-        """One pass without logits, or with those of one position.
+        """One pass without logits, or with those of one position; where rows share prompts, of one
+        row a group. Surplus tokens of `prompt_width` are overwritten before a query sees them.
 
-        Cost: one row's mask for all if `start` is one number expanded. What surplus tokens of
-        `prompt_width` write is overwritten before a query sees it. Where rows share prompts, a pass
-        of one row a group.
+        Cost: one row's mask for all if `start` is one number expanded.
         """
         groups = self.setup.prefixes
         if groups is None or self._prompts is None:
@@ -253,10 +246,10 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
     # ------------------------------------------------------------------ its windows
 
     def forward(self, entries: Pass) -> Tensor:
-        """Logits `[R, W, V]` of a window.
+        """Logits `[R, W, V]` of a window: one pass, no host synchronisation on an accelerator.
 
-        Cost: one pass, no host synchronisation on an accelerator. Under the model's own attention
-        one mask `[R, 1, W, S]`, two if only some layers slide; sliding layers cache all positions.
+        Memory: under the model's own attention a mask `[R, 1, W, S]`, two if only some layers
+        slide; sliding layers cache all positions.
         """
         if self.prompt_logits is None:
             return self._score(entries)
@@ -405,9 +398,7 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return SimpleNamespace(logits=decoder.logits(select_kept(hidden, kept), self.vocab_size))
 
     def replaced_tensors(self) -> dict[str, Tensor]:
-        """What stands for parameters in a pass, by name: the head `[V, D]` alone where it
-        is cut.
-        """
+        """What stands for parameters in a pass, by name: the head `[V, D]` alone if it is cut."""
         return take_rows(self.model, self._narrow_head, slice(self.vocab_size))
 
 

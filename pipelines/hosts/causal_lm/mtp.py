@@ -1,8 +1,6 @@
-"""A model's layer for multi-token prediction, opened by transformers, as a head that drafts.
-
-The drafter is `samplers/drafting/heads/mtp.py`. The layer is one of the model's own class, called
-with a mask and a cache of ours: entries stand at the columns of their rows, so that rows proceed
-each at its own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
+"""A model's layer for multi-token prediction, opened by transformers, as a head that drafts
+(`samplers/drafting/heads/mtp.py`). It is called with a mask and a cache of ours, in which each row
+proceeds at its own pace; transformers' `generate(use_mtp=True)` has one row alone.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
 
 
 class ColumnCache:
-    """What a layer writes its keys and values to during one pass, at columns `[B, K]` int64 of the
-    cache of a run; without one it holds what the pass writes.
-    """
+    """Where a layer writes in a pass: at columns `[B, K]` int64 of a run's cache, or here."""
 
     def __init__(self, cache: HeadCache | None, columns: Tensor) -> None:
         self.cache = cache
@@ -122,7 +118,7 @@ def open_mtp(model: Any, vocab_size: int) -> MtpHead:
     """The layer of a model, from the checkpoint that the model was opened from.
 
     Raises:
-        OptionError: a model whose configuration names no such layer, or that was not opened from a
+        OptionError: a configuration that names no such layer, or a model that was not opened from a
             folder.
         UnsupportedModelError: a checkpoint without its weights, a layer that does not attend, or a
             transformers that knows none.

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
-    """Logits `[R, W, V]` of the windows, in a pass that also processes pieces of prompts.
-
-    Windows and pieces attend apart, all else sees one row of all entries. `row_inputs` are those of
-    each entry's row. An entry that is not wanted is not computed, and has the logits of its row's
-    first one.
+    """Logits `[R, W, V]` of windows, in a pass that also processes pieces of prompts. All but
+    attention sees one row of all entries; `row_inputs` are those of each entry's row. An entry that
+    is not wanted is not computed, and has the logits of its row's first one.
     """
     if window.prompt_logits is not None and not pieces:  # known for the first entries
         return window.forward(replace(entries, wanted=None))

@@ -1,9 +1,8 @@
 """A prompt that the model's own prefill processes, and from whose keys and values a window goes on.
 
-Prompts that are more than ids under left padding (embeddings, a cache of an earlier call, masks
-with holes, token types) are processed as transformers' `generate` processes them. The window then
-takes over the keys and values of the columns that are attended to, and the logits after the last
-column. So a window never needs to know what the prompt was made of.
+Prompts that are more than ids under left padding (embeddings, an earlier cache, masks with holes,
+token types) go through transformers' prefill; the window takes over keys and values of the attended
+columns, and the logits after the last one.
 """
 
 from __future__ import annotations
@@ -97,10 +96,8 @@ class OwnPrompt:
 
 
 def count_columns(mask: Tensor) -> Tensor:
-    """The cache index of every column `[R, T]` of those that are attended to.
-
-    Columns that nobody attends to share the index of the first generated token, which overwrites
-    them before it is read.
+    """The cache index of every column `[R, T]` of those that are attended to. Others share the
+    index of the first generated token, which overwrites them before it is read.
     """
     return torch.where(mask, mask.cumsum(1) - 1, mask.sum(1, keepdim=True))
 

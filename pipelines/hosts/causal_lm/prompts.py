@@ -59,12 +59,8 @@ def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
 
 
 def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, ends_here: Tensor) -> None:
-    """Keep the logits behind prompts for the first pass over windows.
-
-    Args:
-        logits: `[R, n, V]`, of the pass.
-        ends: `[R]` int64, which of the n are behind a row's prompt.
-        ends_here: `[R]` bool, whether a row's prompt ends in the pass.
+    """Keep logits `[R, n, V]` behind prompts for the first pass over windows: those at `ends` `[R]`
+    int64, of rows whose prompt `ends_here` `[R]` bool.
     """
     at = ends.clamp(0, logits.shape[1] - 1).to(logits.device)[:, None, None]
     behind = logits.gather(1, at.expand(-1, -1, logits.shape[2]))[:, 0, : window.vocab_size]
@@ -75,9 +71,7 @@ def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, ends_here
 
 
 def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
-    """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it: what is
-    written there is overwritten by what comes.
-    """
+    """Feed a prompt `[R, T]` a second time behind itself, where it is overwritten."""
     method = window.methods.evictor
     if method is None or not method.repeated or int(lengths.max()) <= method.budget:
         return

@@ -1,9 +1,8 @@
 """Quantised models: what their matrix products round, and what that leaves of a guarantee.
 
-Weights that are quantised alone change nothing here: they are constants, and a pass multiplies them
-in the number format of the model. Activations that are quantised at every pass do. A last bit of a
-sum then moves a number by a whole step of int8 (1/127 of the largest number), and a scale that the
-tokens of a pass share makes the logits of each depend on the others, later ones included.
+Quantised weights alone change nothing: they are constants. Where activations are quantised at every
+pass, a last bit moves a number by a step of int8 (1/127 of the largest number), and a scale that a
+pass's tokens share makes the logits of each depend on the others, later ones included.
 
 Source: attributes of torchao 0.18, bitsandbytes 0.50, compressed-tensors 0.20, torch 2.13 and
 transformers' `quantization_config`.
@@ -40,8 +39,8 @@ class Activations:
 
 
 def find_activations(model: nn.Module) -> Activations | None:
-    """How a model's activations are quantised; None where its products keep the model's dtype. Of
-    several kinds, one with a shared scale. Cost: one visit of each module.
+    """How a model's activations are quantised; None where products keep its dtype. Of several
+    kinds, one with a shared scale. Cost: one visit of each module.
     """
     kinds = list(dict.fromkeys(_find_kinds(model)))
     if kinds:

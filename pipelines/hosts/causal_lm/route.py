@@ -65,8 +65,7 @@ class ForwardRoute:
 
 
 def choose_forward(window: CausalLMWindow) -> ForwardRoute:
-    """The forward of a window's next run. A model that changed since the last run is recognised,
-    packed and checked again.
+    """The forward of a window's next run. A model that changed is packed and checked again.
 
     Raises:
         UnsupportedModelError: `fused=True` or `compile=True`, and the fused decoder does not serve
@@ -144,9 +143,7 @@ def run_model(window: CausalLMWindow, inputs: dict[str, Any]) -> Any:
 def run_body(
     window: CausalLMWindow, body: Callable[..., Any] | None, inputs: dict[str, Any]
 ) -> Tensor:
-    """States `[R, W, C]` after the last norm: the fused decoder's, else of `body`, the headless
-    model.
-    """
+    """States `[R, W, C]` after the last norm, by the fused decoder or the headless `body`."""
     chosen = window.forwards
     decoder = chosen.decoder
     if chosen.same_bits and chosen.this is not None:

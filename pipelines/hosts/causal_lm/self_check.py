@@ -1,16 +1,12 @@
 """Self-checks of a causal LM: do its window passes, and our attention kernel, give its own logits?
 
-`pipelines.hosts.causal_lm.compatibility` reads configurations and signatures. Some models build a
-causal mask of their own from the cache's length, and no signature says so; they would decode other
-tokens without an error. So every model runs a few random tokens once: in one plain call, in window
-passes that roll back and, where our attention kernel is requested, in the same window passes under
-the kernel.
+Some models build a causal mask of their own from the cache's length, which no signature says. So
+every model runs a few random tokens once: in one plain call, in window passes that roll back and,
+where our attention kernel is requested, in the same passes under it.
 
-Where activations are quantised, other shapes round otherwise: a last bit moves a number by a whole
-step of int8, and a scale that a pass shares changes with its other tokens; SmolLM2 under
-`quantize_dynamic` is 1.1 standard deviations from itself in passes of other widths. So such a model
-is not compared with one call but with its own passes of the same shapes, over the same tokens and
-after the same history, in which its own mask and transformers' cache serve instead of ours.
+Where activations are quantised, other shapes round otherwise: SmolLM2 under `quantize_dynamic` is
+1.1 standard deviations from itself in passes of other widths. Such a model is compared with its own
+passes of the same shapes, tokens and history, under its own mask and transformers' cache.
 """
 
 from __future__ import annotations
@@ -114,10 +110,8 @@ def _process_whole(window: Any) -> list[Tensor]:
 
 
 def _process_alike(window: Any) -> list[Tensor]:
-    """Logits `[2, W, V]` of the passes of `PASSES`, by the model's own passes of these shapes.
-
-    Between two passes the entries that stay are moved to the end of transformers' cache; what is
-    before them counts as padding.
+    """Logits `[2, W, V]` of the passes of `PASSES` by the model's own. In between, entries that
+    stay are moved to the end of transformers' cache; what is before them counts as padding.
     """
     from transformers.cache_utils import DynamicCache
 
@@ -150,8 +144,8 @@ def _process_alike(window: Any) -> list[Tensor]:
 
 
 def _run_windows(window: Any, choices: Choices | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Logits `[2, W, V]` of the passes of `PASSES`, and what the head reads `[2, W, C]` where it is
-    kept; under our kernel where `choices` collects its calls.
+    """Logits `[2, W, V]` of the passes of `PASSES`, and what the head reads `[2, W, C]` where kept;
+    under our kernel where `choices` collects its calls.
     """
     window.reserve(2, LENGTH)
     if choices is not None:
@@ -183,10 +177,8 @@ def _make_ids(window: Any, length: int = LENGTH) -> Tensor:
 
 
 def find_reason(window: Any) -> str:
-    """Why a window's passes keep the model's own attention; empty where they use our kernel.
-
-    In the self-check of the kernel every layer must call the kernel once a pass, and the logits
-    must be those of the same passes under the model's own attention.
+    """Why a window's passes keep the model's own attention; empty: each layer calls our kernel once
+    a pass, with the logits of the same passes under the model's own.
 
     Raises:
         MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason other than `model`.
@@ -268,11 +260,11 @@ def _check_kernel(plain: Any, wants_triton: bool) -> str | None:
 def check_fused(plain: Any, decoder: FusedDecoder) -> str:
     """Why a fused decoder does not serve a model; empty where it gives the model's own logits.
 
-    In the same window passes, what attention and MLP of each layer read and answer is compared with
-    the model's own, and then replaced by it, so that no layer's rounding hides another's error. In
-    the mean it may be off by a unit in the last place of a short format (1e-5 otherwise) of its
-    size, or `TIMES` as far as the model's own answers get when its products are rounded another
-    way, up to `MOST_ROUNDED`. Behind the layers, what the head reads and the logits are compared.
+    What each layer's attention and MLP read and answer is compared with the model's own, then
+    replaced by it, so that no rounding hides another layer's error. In the mean it may be off by a
+    unit in the last place of a short format (1e-5 otherwise) of its size, or `TIMES` as far as the
+    model's own with its products rounded another way, up to `MOST_ROUNDED`. Then what the head
+    reads, and the logits.
 
     Cost: four short passes; six in short formats where rounding is more than a unit.
     """
@@ -329,10 +321,9 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
 
 @torch.no_grad()
 def find_other_bits(plain: Any, decoder: FusedDecoder) -> str:
-    """What of a fused decoder has other bits in passes of another width or batch; empty where all
-    of a row has the same: what attention and MLP of each layer read and answer, and the logits.
-
-    Cost: some 30 short passes behind `HISTORY` tokens, once for a dtype and number of threads.
+    """What of a fused decoder (a layer's attention or MLP, the logits) has other bits in passes of
+    another width or batch; empty: nothing. Cost: some 30 short passes behind `HISTORY` tokens, once
+    for a dtype and number of threads.
     """
     if decoder.head is None:
         return decoder.head_reason
@@ -395,9 +386,7 @@ def _keep(kept: list[Tensor], count: int, x: Tensor) -> Tensor:
 def _follow(
     window: Any, decoder: FusedDecoder, own: list[Tensor]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """`_run_windows` of layers that go on from the model's own numbers, and how far each was off,
-    in the mean and as a part of its size.
-    """
+    """`_run_windows` on the model's own numbers, and each mean error, as a part of the size."""
     expectations = iter(own)
     off = []
 

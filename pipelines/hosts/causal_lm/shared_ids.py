@@ -1,9 +1,5 @@
 """A draft model that has a part of the target's vocabulary, as a `TokenModel` over all of it.
 
-`trim_vocabulary` computes some rows of the output matrix alone; the model still reads every id.
-`share_ids` serves a model whose own vocabulary is another one, all or some of whose ids stand for
-tokens of the target's.
-
 Departures: an id that the draft model does not know is read as one that it knows.
 """
 
@@ -26,8 +22,8 @@ class SharedIdsWindow(CausalLMWindow):
 
     Args:
         vocab_size: V, of the target.
-        reads: `[V]` int64, the model's id of each of the target's; what stands behind are ids that
-            the model alone has, such as that of a mask.
+        reads: `[V]` int64, the model's id of each of the target's, then ids that it alone has (a
+            mask's).
         rows: `[K]` int64, ids of the model whose logits are computed.
         ids: `[K]` int64, the target's ids of these; the others have no probability.
     """
@@ -77,7 +73,7 @@ class SharedIdsWindow(CausalLMWindow):
 
 
 def trim_vocabulary(model: Any, ids: Any) -> SharedIdsWindow:
-    """A draft model that says some of its ids alone: VocabTrim, FR-Spec.
+    """A draft model that says some of its ids alone, and reads all: VocabTrim, FR-Spec.
 
     >>> small = mmaccel.trim_vocabulary(small, mmaccel.frequent_ids(texts, 8192))
     >>> policy = mmaccel.Speculative(window=8, draft_model=small)
@@ -102,8 +98,8 @@ def share_ids(model: Any, vocab_size: int, ids: Any = None, unknown: int = 0) ->
         unknown: the draft model's id that it reads in place of one that it does not know.
 
     Raises:
-        OptionError: a number of ids that is not the draft model's, ids outside the target's, or an
-            id twice.
+        OptionError: a number of ids that is not the draft model's, ids outside the target's, or
+            an id twice.
         UnsupportedModelError: no causal LM, or a file that cannot be read.
     """
     n_ids = CausalLMWindow(model).vocab_size

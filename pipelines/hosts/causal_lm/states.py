@@ -50,8 +50,8 @@ class KeptStates(TokenModel, LayerStates):
 
     @contextmanager
     def keeping_states(self, is_prompt: bool) -> Iterator[None]:
-        """Inside the block the model's own forward leaves its states in `last_states`; of a prompt
-        the head reads fewer states than there are entries.
+        """Inside the block the model's own forward leaves its states in `last_states`, all of a
+        prompt's, of which the head reads fewer.
         """
         kept: dict[int, Tensor] = {}
 

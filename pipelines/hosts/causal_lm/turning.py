@@ -1,8 +1,7 @@
 """Keys and queries turned to other positions, in models with rotary ones.
 
-Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
-(arXiv 2104.09864). A key is rotated by angles that grow with its position, so that it is moved to
-another one by the difference of both angles, without the states that it was made of.
+Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021 (arXiv
+2104.09864): a key is moved to another position by the difference of both angles.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class KeyTurner:
 
     @torch.no_grad()
     def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
-        """Turn the first K keys of `[R, H, S, D]` to the positions 0 … K - 1, in place.
-
-        `keep` `[R, K]` int64 are the positions that they were made at; shorter lists end in -1.
+        """Turn the first K keys of `[R, H, S, D]`, made at `keep` `[R, K]` int64 (shorter lists end
+        in -1), to the positions 0 … K - 1, in place.
         """
         read = self.structure.layers[layer]
         if not read.attention.turns:

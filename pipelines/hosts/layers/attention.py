@@ -1,15 +1,11 @@
 """The seam inside a model's layers: what one attention function knows of a pass.
 
-A `WindowPass` attends to keys at the cache indices of each layer's own store: what was evicted
-there is not there, and sparse attention chooses blocks of the rest. `mmaccel.kernels` has the
-kernels; elsewhere torch's attention runs under a mask that the pass makes once for all layers that
-share a cache. The fused decoder calls it, and so do transformers' layers
-(`mmaccel.pipelines.hosts.layers.attention_function`).
+A `WindowPass` attends to keys at the cache indices of each layer's own store, by `mmaccel.kernels`,
+or by torch under one mask for all layers that share a cache.
 
 A `Watcher` is called with the queries and keys of each layer before it attends, and with the hidden
-states that it made them of where it asks for these, in passes of ours and in passes of the model's
-own (`watched`): eviction and reducers of visual tokens look at layers through it. No layer gives
-out its attention map, and none leaves its fast kernel.
+states where it asks for these, in passes of ours and of the model's own (`watched`). No layer gives
+out its attention map or leaves its fast kernel.
 """
 
 from __future__ import annotations
@@ -52,12 +48,11 @@ class Watcher(Protocol):
 
         Args:
             layer: its number among those (`number_served`).
-            query: `[R, Hq, T, D]`.
-            key: `[R, Hkv, S, D]`.
+            query, key: `[R, Hq, T, D]`, `[R, Hkv, S, D]`.
             mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
                 columns see those before them, and in a `WindowPass`.
             hidden: `[R, T, C]`, what the layer's attention reads, after the norm before it; None
-                unless the watcher `reads_hidden`.
+                unless `reads_hidden`.
         """
         ...
 
@@ -114,9 +109,8 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         scale: float, softcap: float | None = None, hidden: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` of a layer over its store, into which the pass has written; key
-        and value `[R, Hkv, S, D]` are views of it. `hidden` `[R, W, C]` is None unless the pass
-        `reads_hidden`.
+        """Attention `[R, Hq, W, D]` of a layer over its store, of which key and value
+        `[R, Hkv, S, D]` are views. `hidden` `[R, W, C]` is None unless the pass `reads_hidden`.
         """
         store = self.stores[layer]
         number = self.served.get(layer)  # as methods count
@@ -246,8 +240,8 @@ class WindowPass:
 
 
 def find_ancestors(parents: Tensor) -> Tensor:
-    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool of parents
-    `[R, W]` int64, which are smaller than its own number, -1 for a root.
+    """`[R, W, W]` bool, which entries each of a tree follows, itself among them, of parents
+    `[R, W]` int64: smaller than its own number, -1 for a root.
     """
     width = parents.shape[1]
     entry = torch.arange(width, device=parents.device)
@@ -262,9 +256,8 @@ def find_ancestors(parents: Tensor) -> Tensor:
 def _hide_branches(
     mask: Tensor, indices: Tensor, tree: Tensor, window: int | None = None
 ) -> Tensor:
-    """A mask `[R, 1, W, S]` in which entries of a pass, one after the other at `indices` `[R, W]`,
-    see only those that they follow in `tree` `[R, W, W]`, and `window` positions at most, those of
-    one depth once.
+    """A mask `[R, 1, W, S]` in which entries at `indices` `[R, W]` see only those that they follow
+    in `tree` `[R, W, W]`, `window` positions at most, those of one depth once.
     """
     width = tree.shape[1]
     length = mask.shape[-1]
@@ -293,9 +286,7 @@ def attend_under(
 def _attend_in_tiles(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
 ) -> Tensor:
-    """Attention `[R, Hq, W, D]` to entries up to oneself, `window` at most: a tile of queries is
-    multiplied by the keys that one of them sees, and not by all W.
-    """
+    """Attention `[R, Hq, W, D]` to entries up to oneself, `window` at most, by tiles of queries."""
     width = query.shape[2]
     outputs = []
     for first in range(0, width, TILE):

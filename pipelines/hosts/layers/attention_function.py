@@ -1,18 +1,15 @@
 """Our attention function among those of transformers.
 
-transformers looks up attention functions by a name in the layer's configuration. Ours is registered
-under one name, among the attention functions and among the mask functions: without the second,
-transformers silently makes no mask. A pass writes the name into the configurations of one model and
-restores them afterwards.
+It is registered under one name that layers' configurations give, also among the mask functions:
+else transformers silently makes no mask. A pass writes the name and restores what was there.
 
-A long prompt that the model itself processes under a mask (rows of unequal lengths, sliding
-windows, images seen in both directions, chunks) is attended to tile by tile of its queries: each
-tile is multiplied by the keys between the first and the last that its part of the mask shows. So a
-causal prompt costs half the products, whatever it was made of.
+Under a mask, a long prompt of the model's own passes is attended to tile by tile of its queries,
+each over the keys between the first and the last that it sees: a causal prompt costs half the
+products.
 
-Departures: a context variable holds the pass, because some models do not pass keywords of their
-forward on. A call outside our pass that meets the name (in another thread, or because two models
-share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
+Departures: a context variable holds the pass, because some models do not pass keywords on. A call
+outside our pass that meets the name (another thread, a shared configuration) gets transformers' own
+sdpa attention under sdpa's own mask.
 """
 
 from __future__ import annotations
@@ -87,10 +84,9 @@ class WatchedPass:
         return torch.cat(outputs, 1)
 
     def find_spans(self, mask: Tensor) -> list[tuple[int, int]]:
-        """Of each tile of queries of a mask `[R, 1 or Hq, T, S]` the keys from the first on that
-        one of them sees, before another.
-
-        Cost: a host synchronisation a mask; the last two are held, those of both kinds of layers.
+        """Of each tile of queries of a mask `[R, 1 or Hq, T, S]` the keys that one of them sees,
+        from the first on, before another. Cost: a host synchronisation a mask; the last two are
+        held.
         """
         if id(mask) not in self._spans:  # which is held, so that its id stays its own
             for earlier in list(self._spans)[:-1]:
@@ -120,8 +116,8 @@ def window_attention_in(
     this: WindowPass | WatchedPass,
     attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations attend by the function of this module; for
-    a pass that reads hidden states, `attending` are the modules of `find_attending`.
+    """Inside the block, layers with these configurations attend by `_attend`; for a pass that reads
+    hidden states, `attending` are the modules of `find_attending`.
     """
     _register()
     token = _running.set(this)
@@ -142,10 +138,9 @@ def watched(
     tiles: PromptTiles | None = None,
     served: Mapping[int, int] | None = None,
 ) -> Iterator[None]:
-    """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
-    attention, tile by tile where a prompt is long, or attend to the blocks that `tiles` chooses.
-    Without both, layers that run another attention keep it, and so does a model that is compiled or
-    wrapped.
+    """Inside the block, watchers look at the model's own passes, whose layers run transformers'
+    sdpa, or attend to the blocks that `tiles` chooses. Without both, other attentions stay, and so
+    do models that are compiled or wrapped.
     """
     configs = find_configs(model)
     if not watchers and tiles is None:
@@ -183,12 +178,12 @@ def _attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention `[R, W, Hq, D]` of a layer with queries `[R, Hq, W, D]` over views `[R, Hkv, S, D]`
-    of our cache, as transformers calls it, and no weights.
+    """Attention `[R, W, Hq, D]` of queries `[R, Hq, W, D]` over views `[R, Hkv, S, D]` of our
+    cache, as transformers calls it, and no weights.
 
-    A `WindowPass` gives a mask `[R, 1, 1, 1]` without effect, because some models synchronise with
-    the host to check for padding where they are given none. Of the options `scaling` and `softcap`
-    are used, and what would have another effect is refused.
+    A `WindowPass` gives a mask `[R, 1, 1, 1]` without effect: without one, some models synchronise
+    to check for padding. `scaling` and `softcap` are used; other options with an effect are
+    refused.
     """
     this = _running.get()
     layer: Any = getattr(module, "layer_idx", None)

@@ -1,7 +1,5 @@
-"""The hidden states that attention modules of transformers read, for those who ask for them.
-
-An attention function is given queries, keys and values alone. So what a module is called with is
-kept until the function is called for the same module, by a hook that is there during a pass.
+"""The hidden states that attention modules of transformers read: what a module is called with, kept
+by a hook until the attention function is called for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The name under which transformers' modules look up their attention, which passes of ours replace.
-
-Threads share a model: the pass of one may begin or end inside another's.
+"""The name under which transformers' modules look up their attention, which passes of ours replace;
+passes of several threads may overlap.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ def find_configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """Inside the block, modules with these configurations look up the attention of this name, and
-    until the last thread has left its block.
-    """
+    """Until the last thread has left the block, modules look up the attention of this name."""
     entry = (object(), name)
     with _changing:
         for config in configs:

@@ -1,7 +1,7 @@
 """The blocks that a model's drafts for itself attend to (`samplers/drafting/self_draft.py`).
 
-A round is the drafts of one window and the pass that verifies them. Blocks chosen once a round are
-*held*: its drafts read them, the first block, and the blocks that were written since.
+Blocks chosen once a round are *held*: its drafts read them, the first block, and those written
+since.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class HeldBlocks(BlockChooser):
         self._held: dict[int, tuple[Blocks, Tensor]] = {}
 
     def hold(self, layer: int, chosen: Tensor, first: Tensor, size: int) -> None:
-        """Hold the chosen blocks `[R, H, N]` bool of a layer, of `size` entries each, before
-        `first` `[R]`, the first block that may still be written.
-        """
+        """Hold chosen blocks `[R, H, N]` bool, of `size` entries, before the open `first` `[R]`."""
         block = torch.arange(chosen.shape[2], device=chosen.device)
         chosen = chosen & (block < first[:, None])[:, None]
         count = chosen.sum(-1)

@@ -1,26 +1,21 @@
 """Eviction carried out: of prompts, and in rounds of n tokens while tokens are generated.
 
-When a prompt is in the cache, the method is asked layer by layer; what stays is moved together, and
-the rest is freed. Position and cache index differ from then on, by as many entries as a row, or a
-head of it, lost in a layer; the layer's `KVCacheLayout` alone knows.
+When a prompt is in the cache, the method is asked layer by layer; what stays is moved together, the
+rest is freed. Position and cache index differ from then on by what a row, or a head of it, lost in
+a layer; the layer's `KVCacheLayout` alone knows.
 
 Round k of a row is decided when k n of its generated tokens are in the cache: the method looks at
 the entries before that boundary, and at the queries of the last ones. What it drops is hidden from
-entries that stand n positions behind the boundary or later (`Going`), and is freed when a pass
-begins there. So what an entry attends to follows from its position and the accepted tokens alone,
-whatever was drafted: a window that reaches across a boundary attends under a mask, and no window is
-wider than n. Until then the cache holds the budget, two rounds and a window.
+entries n or more positions behind the boundary (`Going`), and freed when a pass begins there. So
+what an entry attends to follows from its position and the accepted tokens alone; a window across a
+boundary attends under a mask, and none is wider than n. Until then the cache holds the budget, two
+rounds and a window. Queries are kept by position and overwritten as the cache is.
 
-Passes begin with `Eviction.advance`, which reads from `start` what was accepted. Queries are kept
-by position and overwritten as the cache is, so that a rollback needs no work.
+Where heads keep different numbers of entries, each is a row of one head to the method in rounds.
 
-Where heads keep different numbers of entries, a head is a row of one head to the method in rounds,
-so that each has a length of its own, and who shares memory changes with every round.
-
-Where tensors are not read on the host, a round is the same operations whether it is due in a row or
-not, in the same memory. Not every pass does them: what is chosen at a boundary takes effect n
-positions behind it, so it is enough that passes in between write n positions at most; see
-`Eviction.begin_pass`.
+Where tensors are not read on the host, a round is the same operations in the same memory whether it
+is due or not. It is enough that passes in between write n positions at most
+(`Eviction.begin_pass`).
 """
 
 from __future__ import annotations
@@ -45,9 +40,8 @@ class Eviction:
     """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts. Its
     `every` is n.
 
-    Rows of one item under guidance that have equally long prompts keep the same entries, by the
-    mean of their scores: the branches then go on from the same context. Heads of different lengths,
-    which have memory by what they hold, are always read on the host.
+    Rows of one item under guidance with equally long prompts keep the same entries, by the mean of
+    their scores. Heads of different lengths are always read on the host.
     """
 
     def __init__(
@@ -78,8 +72,8 @@ class Eviction:
 
     @property
     def n_evicted(self) -> tuple[int, int]:
-        """Entries that were dropped, of a layer in the mean, of those that the method has looked
-        at, over all rows. Cost: a host synchronisation.
+        """Entries that were dropped, of a layer in the mean, of those that were looked at, over all
+        rows. Cost: a host synchronisation.
         """
         if self._counts is None:
             return 0, 0
@@ -97,7 +91,8 @@ class Eviction:
     def evict(
         self, lengths: Tensor, observer: Observer, begins: Tensor | None = None
     ) -> list[Tensor]:
-        """Let every layer keep what the method chooses of the prompt.
+        """Let every layer keep what the method chooses of the prompt. Cost: a host synchronisation
+        a layer.
 
         Returns of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
 
@@ -105,8 +100,6 @@ class Eviction:
             lengths: `[R]` int64, entries of every row; branch-major.
             begins: `[R]` int64, the cache index that later passes count each row's first entry by;
                 it stands at 0 all the same. None: 0.
-
-        Cost: a host synchronisation a layer.
         """
         method = self._method
         kept: list[Tensor] = []
@@ -172,10 +165,8 @@ class Eviction:
         return self._is_due and not self._reads_back
 
     def advance(self, start: Tensor) -> None:
-        """Carry out what has become due before a pass whose first queries stand at `start` `[R]`;
-        entries before them are accepted.
-
-        Cost: a host synchronisation, and in a round a copy of the cache.
+        """Carry out what is due before a pass that starts at `start` `[R]`; entries before are
+        accepted. Cost: a host synchronisation, and in a round a copy of the cache.
         """
         self._start = start
         boundary = self._boundary
@@ -241,9 +232,8 @@ class Eviction:
         return self._method.accumulates or self._method.remembers
 
     def _look(self, index: int, counts: Tensor, queries: Tensor | None = None) -> CachedLayer:
-        """What the method may look at of a layer before boundaries at `counts` `[R, 1 or H]`; with
-        one a head, each head is a row of one head. Queries are of the last entries; None: those of
-        the prompt.
+        """What the method may look at of a layer before boundaries `counts` `[R, 1 or H]`; with one
+        a head, each is a row of one head. `queries` are of the last entries; None: the prompt's.
         """
         keys, values = self._layers[index].held()
         seen = self._seen[index].fit(keys.shape[2])
@@ -288,9 +278,7 @@ class Eviction:
                 known.copy_(new)
 
     def _find_size(self, index: int, counts: Tensor) -> int:
-        """Entries of a layer that are looked at: the most of a head, `[R, 1 or H]`, or all with
-        memory.
-        """
+        """Entries that are looked at: the most of `counts` `[R, 1 or H]`, or all with memory."""
         if self._reads_back:
             return int(counts.max())
         return self._layers[index].held()[0].shape[2]
@@ -299,7 +287,7 @@ class Eviction:
         self, layer: WindowLayer, context: CachedLayer, keep: Tensor, ends: Tensor, layouts: Layouts
     ) -> None:
         """Let a layer keep entries `[R, 1 or H, K]` int64, ascending; shorter lists end in -1.
-        Passes write next at positions `ends` `[R]`.
+        `ends` `[R]` are the positions written next.
         """
         method = self._method
         counts = (keep >= 0).sum(-1)  # [R, 1 or H]
@@ -332,8 +320,8 @@ class Eviction:
         self, index: int, start: Tensor, due: Tensor, layouts: Layouts,
         dropped: dict[KVCacheLayout, Tensor],
     ) -> None:  # fmt: skip
-        """Free what a layer's rows were to drop next, where that is due; where memory stays,
-        `dropped` gets what its layout counts from then on.
+        """Free what a layer's rows were to drop, where due; where memory stays, `dropped` gets what
+        its layout counts.
         """
         layer = self._layers[index]
         going = None if layer.going is None else layer.going.entries & due[:, None, None]
@@ -355,8 +343,8 @@ class Eviction:
         self._know(index, self._seen[index].fit(size).look(keep))
 
     def _decide(self, index: int, boundary: Tensor, due: Tensor) -> Tensor:
-        """Choose what a layer's rows drop next, `[R, 1 or H, S]` bool, of entries before `boundary`
-        `[R]`; rows that are not `due` `[R]` keep their choice.
+        """What a layer's rows drop next, `[R, 1 or H, S]` bool, of entries before `boundary` `[R]`;
+        rows that are not `due` `[R]` keep their choice.
         """
         method = self._method
         layer = self._layers[index]

@@ -1,9 +1,6 @@
-"""Attention of a window on chosen blocks of keys, which are gathered first: for a CPU.
-
-`mmaccel.kernels.window_attention` with `blocks` is the specification. On a GPU its kernel reads the
-blocks in place; torch on a CPU would compute all scores and hide most of them. Here the keys and
-values of the listed blocks are copied together, and attention is over those alone. The values that
-a single query weighs are read in place.
+"""Attention of a window on chosen blocks of keys, for a CPU, where torch would compute all scores
+and hide most: the listed keys and values are copied together first. The specification is
+`mmaccel.kernels.window_attention` with `blocks`.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ def gathered_attention(
     """As `window_attention`, for queries of which each sees a key: the window's own are listed.
 
     Args:
-        q: `[R, Hq, W, D]`.
-        k, v: `[R, Hkv, S, D]`, any strides.
+        q, k, v: `[R, Hq, W, D]`, and `[R, Hkv, S, D]` with any strides.
         start: `[R]` int64.
         reads: `[R, 1 or W, S]` bool, which keys a query sees, in place of those up to itself; one
             that sees none (padding) gives some number.
 
-    Cost: a copy of the listed keys and values, and scores `[R, Hq, W, NB * size]`.
+    Cost: a copy of the listed keys and values (values of a single query are read in place), and
+    scores `[R, Hq, W, NB * size]`.
     """
     heads, capacity = k.shape[1:3]
     width = q.shape[2]
@@ -88,9 +85,7 @@ def _stand_together(states: Tensor) -> bool:
 
 
 def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The memory of a view `[R, H, S, D]` as pieces `[n, size D]` from each of its entries on, and
-    the numbers of those at `index` `[R, H, M]`.
-    """
+    """A view `[R, H, S, D]` as overlapping pieces `[n, size D]`, and those at `[R, H, M]`."""
     rows, heads, length, width = states.shape
     row_step = states.stride(0) // width
     head_step = states.stride(1) // width
@@ -102,9 +97,8 @@ def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tens
 
 
 def _gather(states: Tensor, first: Tensor, size: int) -> Tensor:
-    """The `size` entries from each of `first` `[R, H, NB]` on, `[R, H, NB size, D]`. Where a head's
-    entries stand side by side a block is one piece of one `index_select`, many times as fast as an
-    index of three tensors.
+    """The `size` entries from each of `first` `[R, H, NB]` on, `[R, H, NB size, D]`; where a head's
+    stand side by side, by an `index_select` of whole blocks, many times as fast.
     """
     rows, heads, _, width = states.shape
     if _stand_together(states):

@@ -19,9 +19,8 @@ def make_masks(
     windows: Collection[int | None],
     dtype: torch.dtype,
 ) -> Tensor | dict[str, Tensor]:
-    """Masks `[R, 1, W, visible length]` of a pass at `positions` `[R, W]` (`[1, W]` if all rows
-    agree), 0 where a key is seen and -inf elsewhere; where layers differ, by transformers' name of
-    the layer's kind.
+    """Masks `[R, 1, W, visible length]` of a pass at `positions` `[R or 1, W]`, 0 where a key is
+    seen and -inf elsewhere; where layers differ, by transformers' name of their kind.
     """
     masks = {}
     for window in set(windows):
@@ -48,8 +47,8 @@ def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) ->
     """The mask `[R, 1, W, P]` of entries that attend to chosen cache indices.
 
     Args:
-        reads: `[R, 1 or W, P]` bool, cache indices that an entry attends to. One that reads nothing
-            (padding) reads itself, so that it has no NaN, which would come through others' masks.
+        reads: `[R, 1 or W, P]` bool, indices that an entry attends to. One that reads nothing
+            (padding) reads itself: its NaN would come through others' masks.
         indices: `[R, W]` int64, where the entries are written.
         form: of `MASK_FORMS`; what is hidden has the lowest finite number in an additive one.
     """

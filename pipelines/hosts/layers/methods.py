@@ -64,9 +64,7 @@ class LayerMethods:
         return self.evictor is not None and (self.evictor.rerotates or self.evictor.turns_queries)
 
     def describe(self, model: ReducedLayers) -> str:
-        """The model after a run, as a policy was exact with respect to it; empty if nothing was
-        reduced.
-        """
+        """The model with respect to which a policy was exact; empty where nothing was reduced."""
         inputs = []
         counts = model.layer_counts
         n_evicted, n_entries = counts.n_evicted
@@ -95,9 +93,7 @@ class LayerMethods:
             stats.reference = reference
 
     def note(self, stats: Stats, model: ReducedLayers) -> None:
-        """Say where a selector chose nothing, or had no effect, and where weights
-        dominate a step.
-        """
+        """Say where a selector chose nothing, had no effect, or where weights dominate a step."""
         counts = model.layer_counts
         n_packed, n_whole = counts.packed_bytes
         if self.quantizer is not None and n_packed:

@@ -1,10 +1,8 @@
-"""The attention of a pass whose rows have different numbers of entries, which are one row to all
-else: windows, or what is wanted of them, and pieces of prompts.
+"""The attention of a pass over windows and pieces of prompts, which are one row to all else.
 
-SARATHI: A. Agrawal et al., arXiv 2308.16369, section 4: linear layers process the tokens of all
-together, and each request attends for itself. Windows attend as in a pass of their own, over views
-of all rows; each piece attends over a view of its row. Entries that are left out attend as copies
-of their row's first one.
+SARATHI: A. Agrawal et al., arXiv 2308.16369, section 4: linear layers process all tokens together,
+each request attends for itself. Windows attend as in a pass of their own, each piece over a view of
+its row. Entries that are left out attend as copies of their row's first one.
 """
 
 from __future__ import annotations

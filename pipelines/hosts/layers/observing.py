@@ -51,9 +51,8 @@ class Observer:
 
     Args:
         lengths: `[R]` int64, entries of each row.
-        columns: `[R, T]` int64, columns of a row's entries in the prompt's pass, in order, and
-            behind them those of padding. None: a row's entries are in its first columns, and the
-            prompt may come in parts (`begin`).
+        columns: `[R, T]` int64, columns of a row's entries in the prompt's pass, in order, then
+            those of padding. None: the first ones, and the prompt may come in parts (`begin`).
     """
 
     def __init__(self, method: CacheMethod, lengths: Tensor, columns: Tensor | None = None) -> None:
@@ -140,9 +139,7 @@ class Observer:
 
 
 class RepeatedPrompt:
-    """A `Watcher` of a prompt that is fed a second time behind itself: the observer's totals become
-    the most that each entry receives from one of the repetition.
-    """
+    """A `Watcher` of a prompt's repetition, of which an entry's total is the most from one."""
 
     reads_hidden: ClassVar[bool] = False
 

@@ -1,15 +1,13 @@
 """Quantisation of a run's caches carried out: accepted entries are packed when they are old enough.
 
-A query before which a row of a layer has n entries reads the first `count(n)` of them in fewer bits
-(`CacheQuantizer`). A window that reaches across a boundary reads the group in front of it twice:
-entries before the boundary whole, those behind it in fewer bits. So what an entry reads follows
-from its position and the accepted tokens alone, whatever was drafted, and no draft is packed, since
-no window is wider than the newest entries that stay whole.
+A query before which a row of a layer has n entries reads the first `count(n)` in fewer bits
+(`CacheQuantizer`). A window across a boundary reads the group in front of it twice, whole and in
+fewer bits, so that what an entry reads follows from its position and the accepted tokens alone. No
+draft is packed: no window is wider than the newest entries that stay whole.
 
-Groups have their memory from the beginning, and entries that are read whole stand in a ring, so
-that nothing moves. A pass begins with `Packing.advance`, which reads from `start` what was
-accepted, and packs the next group of rows that this pass or the next one may read it of; it counts
-once it is due. Where tensors are not read on the host, every pass packs the next group of each row.
+Groups have their memory from the beginning, and whole entries stand in a ring. `Packing.advance`
+packs the next group of rows that this pass or the next may read it of; it counts once it is due.
+Where tensors are not read on the host, every pass packs the next group of each row.
 """
 
 from __future__ import annotations
@@ -82,9 +80,7 @@ class PackedEntries:
         return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
 
     def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
-        """Pack the group behind the first `counts` `[R]` entries, from rings `[R, H, room, D]`;
-        entry n at `n % room`.
-        """
+        """Pack the group behind `counts` `[R]`, of rings `[R, H, room, D]`: n at `n % room`."""
         packed = self.for_kernels(counts)
         if packed is not None:
             dispatch.run(pack_group, keys, values, packed)
@@ -99,9 +95,7 @@ class PackedEntries:
     def join(
         self, keys: Tensor, values: Tensor, counts: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values `[R, H, length, D]` of all cache indices, until another layer
-        is joined.
-        """
+        """Keys and values `[R, H, length, D]` of all cache indices, until a layer is joined."""
         size = self.quantizer.group
         joined = []
         for number, states in enumerate((keys, values)):
@@ -124,9 +118,7 @@ class PackedEntries:
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A mask `[R, 1, W, S]`, keys and values with the next group, which entries `is_behind`
-        `[R, W]` read in fewer bits, at their ends.
-        """
+        """Mask `[R, 1, W, S]`, keys, values, and the next group, for those `is_behind` `[R, W]`."""
         size = self.quantizer.group
         counts = counts.to(mask.device)
         row = torch.arange(len(counts), device=mask.device)
@@ -165,9 +157,7 @@ def _reserve(codes: Codes, most: int) -> Codes:
 
 
 class Packing:
-    """The packed entries of one run whose prompt has `lengths` `[R]` positions in the cache; layers
-    are all that share their layouts.
-    """
+    """The packed entries of a run with prompts of `lengths` `[R]`; layers share layouts."""
 
     def __init__(
         self,
@@ -201,10 +191,9 @@ class Packing:
         return any(packed is not None and bool(packed.any()) for packed in counts)
 
     def advance(self, indices: Tensor) -> None:
-        """Count what has become due, and pack what will be, before a pass at `indices` `[R, W]`
-        int64; raises OptionError for one that is wider than the quantiser allows.
-
-        Cost: a host synchronisation on a CPU; elsewhere a group of every layer is packed.
+        """Count what is due, and pack what will be, before a pass at `indices` `[R, W]` int64;
+        raises OptionError where it is too wide. Cost: a host synchronisation on a CPU; elsewhere a
+        group of every layer is packed.
         """
         quantizer = self._quantizer
         width = indices.shape[1]

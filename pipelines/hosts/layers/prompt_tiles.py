@@ -1,9 +1,6 @@
-"""A prompt whose queries see blocks of their own, tile by tile.
-
-A selector for prompts lists the blocks that each tile of queries sees (`SparseBlocks`). A tile is a
-window at its own position, so that what attends to blocks in later passes attends to them here, one
-tile after the other. In a pass of the model's own, rows may begin with padding: they are moved to
-the front, so that tiles are those of a row alone.
+"""A prompt whose queries see blocks of their own: a selector lists them for each tile of queries
+(`SparseBlocks`), which attends as a window at its position does. In a pass of the model's own,
+padded rows are moved to the front, so that tiles are those of a row alone.
 """
 
 from __future__ import annotations
@@ -30,9 +27,7 @@ def attend_by_tiles(
     by_kernel: bool,
     **options: Any,
 ) -> Tensor:
-    """Attention `[R, Hq, T, D]` of prompts from cache index 0 on, a tile of queries after the
-    other; options are of `window_attention`.
-    """
+    """Attention `[R, Hq, T, D]` of prompts from index 0 on, as `window_attention`'s, by tiles."""
     outputs = []
     zero = torch.zeros(len(query), dtype=torch.int64, device=query.device)
     for number, blocks in enumerate(tiles):
@@ -48,9 +43,7 @@ def attend_by_tiles(
 
 @dataclass(frozen=True)
 class PromptTiles:
-    """The selector of prompts that a model's own pass processes; `mask` `[R, T]` shows their
-    columns.
-    """
+    """The selector of prompts in a model's own pass; `mask` `[R, T]` shows their columns."""
 
     sparse: SparseBlocks
     mask: Tensor
@@ -59,11 +52,9 @@ class PromptTiles:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         mask: Tensor | None, scale: float, softcap: float | None,
     ) -> Tensor | None:  # fmt: skip
-        """Attention `[R, Hq, T, D]` of a layer; None where it attends as it would: under another
-        mask than a causal one over the columns that are attended to. Arguments are as of
-        `Watcher.keep`.
-
-        Cost: two host synchronisations.
+        """Attention `[R, Hq, T, D]` of a layer, of arguments as of `Watcher.keep`; None: it attends
+        as it would, under another mask than a causal one over its columns. Cost: two host
+        synchronisations.
         """
         columns = self.mask.to(query.device)
         width = columns.shape[1]

@@ -1,12 +1,12 @@
 """Prompts that several rows read, and that the layers store once.
 
 J. Juravsky, B. Brown, R. Ehrlich, D. Y. Fu, C. Ré, A. Mirhoseini, "Hydragen: High-Throughput LLM
-Inference with Shared Prefixes", arXiv:2402.05099, section 3: attention over the shared prefix and
-over what follows it in each row are computed apart. The queries of all rows of a group attend to
-the prefix in one product, and the two answers are merged by their log-sum-exps.
+Inference with Shared Prefixes", arXiv:2402.05099, section 3: the queries of all rows of a group
+attend to the prefix in one product, each row to what follows it apart; both are merged by
+log-sum-exps.
 
-Departure: each prefix is attended to in a product of its own. A prefix is a prompt without its last
-token, which every row processes itself, or what a prefix tree has found of it.
+Departure: each prefix is a product of its own. It is a prompt without its last token, which every
+row processes itself, or what a prefix tree has found of it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class SharedPrefix:
     def join(
         self, row: int, key: Hashable, layers: Sequence[tuple[Tensor, Tensor]]
     ) -> SharedPrefix:
-        """With a row that reads a prefix, together with the rows of the same key; `layers` are keys
-        and values `[Hkv, P, D]`.
-        """
+        """With a row that reads a prefix, its keys and values `[Hkv, P, D]` a layer, by its key."""
         without = self.leave(row)
         lengths = without.lengths
         lengths[row] = layers[0][0].shape[1]
@@ -96,8 +94,8 @@ class SharedPrefix:
         self, layer: int, query: Tensor, own: Tensor, lse: Tensor, *,
         scale: float, softcap: float | None, by_kernel: bool,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` over the prefixes and what follows them, whose attention is
-        `own` with log-sum-exps `lse` `[R, Hq, W]`.
+        """Attention `[R, Hq, W, D]` over the prefixes and what follows, whose attention is `own`
+        with log-sum-exps `lse` `[R, Hq, W]`.
         """
         if not self._prefixes:
             return own
@@ -138,11 +136,10 @@ def attend_with_lse(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
     scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention `[R, Hq, W, D]` by torch, of query heads that share keys as queries of one head,
-    and the log-sum-exps `[R, Hq, W]` float32 of its scores, to which a mask `[R, 1 or Hkv, W, S]`
-    is added.
+    """Attention `[R, Hq, W, D]`, and log-sum-exps `[R, Hq, W]` float32 of its scores, to which a
+    mask `[R, 1 or Hkv, W, S]` is added; query heads that share keys are queries of one head.
 
-    Source of the operation on a CPU: `F.scaled_dot_product_attention`, which runs it and drops the
+    Source of the operation on a CPU: `F.scaled_dot_product_attention`, which drops the
     log-sum-exps; torch 2.6 to 2.13.
     """
     groups = query.shape[1] // key.shape[1]
@@ -168,8 +165,6 @@ def attend_with_lse(
 
 
 def merge(own: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
-    """One attention `[..., D]` of two, each over some of the keys, by the log-sum-exps of their
-    scores.
-    """
+    """One attention `[..., D]` of two over different keys, by the log-sum-exps of their scores."""
     share = torch.sigmoid(other_lse - lse)[..., None]  # of the other's weights
     return torch.lerp(own.float(), other.float(), share).to(own.dtype)

@@ -1,13 +1,11 @@
 """Sparse attention carried out: summaries of blocks that follow the cache, and the blocks chosen.
 
-A window overwrites cache indices from its `start` on, so that only the blocks from there to the
-window's end are summarised anew; blocks behind the end hold nothing, whatever an earlier window had
-there. So a rollback needs no work of its own. A pass that says what it reads is summarised anew in
-the blocks that it writes; blocks of which it reads nothing hold nothing.
+A window overwrites cache indices from its `start` on, so only the blocks from there to its end are
+summarised anew; those behind hold nothing. A pass that says what it reads has the blocks that it
+writes summarised anew; blocks of which it reads nothing hold nothing.
 
-Where tensors are not read on the host (on a GPU, and in captured steps everywhere) lists are as
-long as the method says at most, with their counts beside them, and what is kept from pass to pass
-stays in the same tensors, which `forget` clears for the next run.
+Where tensors are not read on the host, lists are as long as the method says at most, with counts
+beside them, in the same tensors from pass to pass, which `forget` clears for the next run.
 """
 
 from __future__ import annotations
@@ -49,9 +47,7 @@ class BlockChooser(ABC):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """The blocks of a window `[R, Hq, W, D]` in a layer with keys `[R, Hkv, S, D]`, its own
-        from `start` `[R]` on; None for all.
-        """
+        """Blocks of a window `[R, Hq, W, D]` at `start` `[R]`, of keys `[R, Hkv, S, D]`, or all."""
 
 
 class SparseBlocks(BlockChooser):
@@ -103,7 +99,8 @@ class SparseBlocks(BlockChooser):
         indices: Tensor | None = None,
         reads: Tensor | None = None,
     ) -> Blocks | None:
-        """As `BlockChooser.choose`.
+        """As `BlockChooser.choose`. Cost: a host synchronisation on a CPU, another with `since` or
+        `reads`.
 
         Args:
             since: `[R]` int64, at most `start`: from there on others may have written; None: nobody
@@ -111,8 +108,6 @@ class SparseBlocks(BlockChooser):
             indices: `[R, W]` int64, cache indices of a pass that says what it reads; None: from
                 `start` on.
             reads: `[R, 1 or W, S]` bool, what such a pass reads.
-
-        Cost: a host synchronisation on a CPU, and one more with `since` or `reads`.
         """
         width = query.shape[2]
         size = self.method.block
@@ -145,8 +140,8 @@ class SparseBlocks(BlockChooser):
     def choose_prompt(
         self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
     ) -> list[Blocks] | None:
-        """Of each tile of a prompt's queries `[R, Hq, T, D]`, from cache index 0 on, the blocks
-        that it sees of `lengths` `[R]` entries; None: all see all. Cost: a host synchronisation.
+        """Of each tile of a prompt's queries `[R, Hq, T, D]` the blocks that it sees of `lengths`
+        `[R]` entries; None: all see all. Cost: a host synchronisation.
         """
         method = self.method
         if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
@@ -328,9 +323,7 @@ class SparseBlocks(BlockChooser):
     def _follow(
         self, layer: int, key: Tensor, written: Tensor | None, is_real: Tensor
     ) -> Tensor | None:
-        """Summaries `[R, H, N, C]` of a layer, anew in the blocks `written` `[R, n]`
-        (None: all).
-        """
+        """Summaries `[R, H, N, C]` of a layer, anew in blocks `written` `[R, n]` (None: all)."""
         method = self.method
         capacity = key.shape[2]
         size = method.block

@@ -1,11 +1,9 @@
 """A key/value cache in which a pass chooses, row by row, the cache indices it writes.
 
-For window models a cache index is a position; for canvas models it is any number. A pass writes its
-keys and values at its cache indices and reads a view, so rolling back means overwriting: nothing is
-cropped, concatenated or moved. Memory for all cache indices is allocated at the first pass that
-reads beyond the prompt, after the prompt's activations are freed. A store is indexed as
-`[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
-memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
+For window models a cache index is a position; for canvas models any number. Rolling back means
+overwriting: nothing is cropped or moved. Memory for all indices is allocated at the first pass that
+reads beyond the prompt, after its activations are freed. It is `[H, R S, D]`, what a head reads of
+a row together, indexed as `[R S, H, D]` for one indexed copy a write; the model sees
 `[R, H, S, D]`.
 """
 
@@ -32,15 +30,15 @@ _STEPS = 8  # of how many entries the heads of a layer keep
 class KVCacheLayout:
     """Which entries the rows of a store hold, and which of them the current pass writes and reads.
 
-    All layers that hold entries at the same cache indices share one. Inside `select` rows are the
-    selected ones.
+    All layers that hold entries at the same cache indices share one. In `select`, rows are those
+    selected.
 
     Args:
         max_length: S, cache indices per row; the last one is scratch for surplus writes.
-        reports_past_only: whether the cache reports its length without the pass's own tokens, for
-            models that compare that length with a mask's.
-        heads: n, of which each is a row here, so that they hold different numbers of entries: row
-            r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
+        reports_past_only: whether the cache's length leaves out the pass's own tokens, for models
+            that compare it with a mask's.
+        heads: n, of which each is a row here (row r's: r n to r n + n - 1), so that they hold
+            different numbers of entries. 1: all heads of a row hold as many.
     """
 
     def __init__(
@@ -71,9 +69,7 @@ class KVCacheLayout:
         self.reads_next: Tensor | None = None
 
     def to_index(self, positions: Tensor) -> Tensor:
-        """Cache indices of new entries at `positions` `[R, ...]`; of each head where heads are
-        rows.
-        """
+        """Cache indices of entries at `positions` `[R, ...]`, of each head if heads are rows."""
         if self.dropped is None:
             return positions
         dropped = self.dropped
@@ -87,9 +83,8 @@ class KVCacheLayout:
         return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
 
     def shift(self, reads: Tensor) -> Tensor:
-        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads` `[R, 1 or
-        W, P]` by positions: all of an evicted row's entries, up to those that passes write from
-        then on.
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads`
+        `[R, 1 or W, P]` by positions: all of an evicted row's, up to those that passes write next.
         """
         if self.dropped is None:
             return reads
@@ -99,9 +94,9 @@ class KVCacheLayout:
         return reads.gather(2, index) & is_inside
 
     def shorten(self, dropped: Tensor, room: int | None = None, heads: int = 1) -> KVCacheLayout:
-        """The layout of layers of which each row loses `dropped` `[R]` int64 entries and needs
-        `room` cache indices at most (None: all that remain); rows are those of this layout times
-        `heads`. Cost: a host synchronisation.
+        """The layout of layers of which each row, of this layout's times `heads`, loses `dropped`
+        `[R]` int64 entries and needs `room` indices at most (None: all that remain). Cost: a host
+        synchronisation.
         """
         length = self.max_length - int(dropped.min())
         length = length if room is None else min(length, room)
@@ -111,9 +106,7 @@ class KVCacheLayout:
         return shorter
 
     def pack(self, packed: Tensor, room: int) -> None:
-        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`
-        entries.
-        """
+        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`."""
         self.packed = packed
         self.allocated_length = room
 
@@ -136,9 +129,7 @@ class KVCacheLayout:
         self.allocated_length = self.max_length + 1
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
-        """Prepare a pass that writes at `cache_indices` `[R, W]` int64, in any order; indices
-        beyond the allocated length write to the last one.
-        """
+        """Prepare a pass that writes at `[R, W]` int64; beyond the length it is the last index."""
         self.pass_rows = cache_indices.shape[0]
         self.indices = cache_indices
         self.visible_length = min(visible_length, self.max_length)
@@ -167,9 +158,7 @@ class KVCacheLayout:
         self.write_index = self.write_index[at.to(self.write_index.device)]
 
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
-        """Let the prepared pass write a row's entries at positions `first` to `last - 1` behind its
-        others; returns the layout of a pass over these alone.
-        """
+        """Let the pass write a row's positions `first` to `last - 1`, too; returns its layout."""
         assert self.write_index is not None
         added = KVCacheLayout(1, self.max_length, self._reports_past_only)
         added.dropped = None if self.dropped is None else self.dropped[row : row + 1]
@@ -202,8 +191,8 @@ class Going:
 
 
 class WindowLayer:
-    """Keys and values of one attention layer, with the interface of transformers' cache layers. A
-    part of a layer holds some of its `heads` `[n]` int64, each as a row of one head.
+    """Keys and values of one attention layer, as transformers' cache layers. A part of a layer
+    holds some of its `heads` `[n]` int64, each as a row of one head.
 
     Memory: `rows * allocated length * heads * (key width + value width)` numbers.
     """
@@ -225,9 +214,7 @@ class WindowLayer:
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[R, H, W, D]` at the cache indices of the pass; returns `visible`,
-        of a layer of parts what was written.
-        """
+        """Write keys and values `[R, H, W, D]`; returns `visible`, but parts what they wrote."""
         if self.parts:
             for part in self.parts:
                 part.update(part.take_heads(key_states), part.take_heads(value_states))
@@ -282,9 +269,7 @@ class WindowLayer:
         return index if index.device == device else index.to(device)
 
     def visible(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, visible length, D]` of what the current pass reads; where entries are
-        packed, the rings.
-        """
+        """Views `[R, H, visible length, D]` that the pass reads; of packed entries, the rings."""
         layout = self.layout
         keys, values = self.held()
         if self.packed is not None:
@@ -302,9 +287,9 @@ class WindowLayer:
     def change(
         self, mask: Tensor, key: Tensor, value: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the entries of a pass, at `position` `[R, W]` int64, see of a store that changes
-        between two of them: a mask `[R, 1 or H, W, S]` of numbers that are added, keys and values,
-        longer where a group is read twice.
+        """What entries at `position` `[R, W]` int64 see of a store that changes between two of
+        them: a mask `[R, 1 or H, W, S]` of numbers that are added, keys and values, longer where a
+        group is read twice.
         """
         if self.going is not None:
             entries = fit(self.going.entries, key.shape[2]).to(mask.device)
@@ -375,9 +360,7 @@ class WindowLayer:
             self.packed.keep(rows)
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
-        """Keep entries `[R, 1 or H, K]` int64, ascending; shorter lists end in -1. They get new
-        memory.
-        """
+        """Keep entries `[R, 1 or H, K]` int64 in new memory, ascending; shorter lists end in -1."""
         keys, values = self.held()
         layout.allocate()
         self.layout = layout
@@ -390,16 +373,13 @@ class WindowLayer:
 
     def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
         """Let each head keep entries `[R, H, K]` of its own, in parts of those that keep about
-        equally many, in eighths of what the longest one keeps: so a part has room for little more
-        than it holds.
+        equally many, in eighths of what the longest one keeps. Cost: host synchronisations, and a
+        copy of what stays.
 
         Args:
             ends: `[R]` int64, positions of the entries that passes write next.
             whole: the layout of layers that hold everything.
-            room: cache indices that heads need behind those of the longest in their part; None:
-                all.
-
-        Cost: host synchronisations, and a copy of what stays.
+            room: indices that heads need behind those of the longest in their part; None: all.
         """
         keys, values = self.held()
         counts = (keep >= 0).sum(-1)  # [R, H]
@@ -452,8 +432,8 @@ class WindowLayer:
         return n_bytes + sum(part.bytes_an_index for part in self.parts)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """Move the entries `path` `[R, D]` int64 (ascending; shorter ones end in -1) of the last
-        pass, which began at `start` `[R]`, to the front of what it wrote.
+        """Move entries `path` `[R, D]` int64 (ascending; shorter ones end in -1) of the last pass,
+        begun at `start` `[R]`, to its front.
         """
         for part in self.parts:
             part.commit(start, path)
@@ -493,10 +473,7 @@ class WindowLayer:
 
 
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
-    """A transformers `Cache` of empty window layers.
-
-    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.24.
-    """
+    """A transformers `Cache(layers=...)` of empty window layers, transformers 5.17 to 5.24."""
     from transformers.cache_utils import Cache
 
     layers: list[Any] = [_layer_class()(layout) for _ in range(n_layers)]
@@ -512,9 +489,7 @@ def _layer_class() -> type[WindowLayer]:
 
 
 def take(states: Tensor, index: Tensor) -> Tensor:
-    """Entries `[R, H, K, D]` of `[R, H, S, D]` at `[R, 1 or H, K]`; any entry at an index
-    beyond.
-    """
+    """Entries `[R, H, K, D]` of `[R, H, S, D]` at `[R, 1 or H, K]`; beyond, any entry."""
     at = index.to(states.device).clamp(0, states.shape[2] - 1)[..., None]
     return states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[3]))
 

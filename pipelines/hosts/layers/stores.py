@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 
 class LayerStores:
-    """The stores of a model's layers, for the rows of one run.
-
-    Methods serve the layers that see everything. Those with a sliding window keep all entries.
+    """The stores of a model's layers, for the rows of one run. Methods serve the layers that see
+    everything; those with a sliding window keep all entries.
 
     Args:
         layers: one a layer; those that methods serve share `layout` until entries are cut or
@@ -113,9 +112,7 @@ class LayerStores:
         return list({id(layout): layout for layout in layouts}.values())
 
     def find_chooser(self, index: int | None = None) -> BlockChooser | None:
-        """What chooses the blocks of a window, or of a draft before which its round had `index`
-        others.
-        """
+        """What chooses the blocks of a window, or of a round's draft number `index`."""
         if self.drafting is None:
             return self.sparse
         return self.drafting.verifying if index is None else self.drafting.drafting(index)
@@ -135,20 +132,15 @@ class LayerStores:
         return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
-        """The positions that the model computes with, of entries at `[R, W]` if nothing were
-        evicted.
-        """
+        """Positions that the model computes with, of `[R, W]` were nothing evicted."""
         moves = self._methods.rerotates
         return self.served[0].layout.to_index(positions) if moves else positions
 
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
     ) -> None:
-        """Prepare the stores for a pass that writes at `indices` `[R, W]` int64 where nothing was
-        evicted.
-
-        Without `reads` (as of `WindowPass`) the attended length is rounded up to a multiple of
-        `stride`; None: all is attended to.
+        """Prepare a pass that writes at `indices` `[R, W]` int64 where nothing was evicted. Without
+        `reads` (as of `WindowPass`) the attended length is a multiple of `stride`; None: all.
         """
         if self.rounds is not None:
             self.rounds.advance(indices[:, 0])
@@ -178,9 +170,7 @@ class LayerStores:
         return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of every layer at `[B, N]` of the first B rows; zeros at
-        negative indices.
-        """
+        """Keys and values `[B, H, N, D]` of each layer at `[B, N]` of B rows, zeros at negative."""
         end = int(index.max()) + 1
         by_row = []
         for row, at in enumerate(index):
@@ -259,9 +249,7 @@ class LayerStores:
             self.prefix = self.prefix.select(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
-        """What looks at the pass over a prompt of `lengths` `[R]`; None where nothing is
-        evicted.
-        """
+        """What looks at a pass over prompts of `lengths` `[R]`; None: nothing is evicted."""
         method = self._methods.evictor
         return None if method is None else Observer(method, lengths)
 
@@ -277,9 +265,7 @@ class LayerStores:
                 self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
-        """As `observe`, of a pass over the next `width` entries, before `end_part`; each row has
-        `lengths` `[R]` from this pass's first one on.
-        """
+        """As `observe`, of the next `width` entries; rows have `lengths` `[R]` from there on."""
         if self._lengths is None:
             self._lengths = lengths
             self._observer = self.observe(lengths)
@@ -319,9 +305,7 @@ class LayerStores:
             self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
-        """Move the keys `[R, 1, K]` that stayed, alike in all layers, to their own cache
-        indices.
-        """
+        """Move the keys `[R, 1, K]` that stayed in all layers to their cache indices."""
         dropped = self.served[0].layout.dropped
         assert dropped is not None
         for index, layer in enumerate(self.layers):

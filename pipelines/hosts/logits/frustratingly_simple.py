@@ -1,17 +1,15 @@
 """Frustratingly simple decoding (FSD): what an n-gram model of the text so far expects, is avoided.
 
 H. Yang et al., "A Frustratingly Simple Decoding Method for Neural Text Generation", 2023 (arXiv
-2302.12021), section 3, with the constants and the smoothing of the authors' code (LHRYANG/FSD):
-the score of one of the k likeliest tokens v is
+2302.12021), section 3, with the constants and the smoothing of the authors' code (LHRYANG/FSD): the
+score of one of the k likeliest tokens v is
 
     (1 - alpha) p(v) - alpha q(v),
 
 and the token of the highest score is taken. q is an n-gram model of the row's own prefix. From the
-longest context down to none, a context c that v followed adds r beta count(c v) / (count(c) + 1)
-to q(v), and r, 1 at first, is multiplied by 1 - beta; without a context it is r count(v) / count().
-
-The result depends on the prefix alone, so that the rule is an ordinary processor and every exact
-policy stays exact under it.
+longest context down to none, a context c that v followed adds r beta count(c v) / (count(c) + 1) to
+q(v), and r, 1 at first, is multiplied by 1 - beta; without a context it is r count(v) / count().
+The result depends on the prefix alone: every exact policy stays exact under it.
 
 Departures: the authors' smaller weight for stop words is left out, which needs a list of them. The
 paper takes the highest score (temperature 0); at another temperature T tokens are drawn from the

@@ -1,8 +1,5 @@
-"""Logits processors that read one position's scores alone, for rules that transformers lacks: those
-of `SamplingParams` of the same meaning (`kernels/adaptive.py`), for transformers' `generate`, whose
-own list of processors ends with temperature, top-H, top-k, top-p, min-p and eta.
-
-Departures: none; both run before the temperature, as in `SamplingParams`.
+"""Logits processors that read one position's scores alone: rules of `SamplingParams`
+(`kernels/adaptive.py`) that transformers' `generate` lacks. Both run before the temperature.
 """
 
 from __future__ import annotations

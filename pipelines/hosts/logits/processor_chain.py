@@ -1,23 +1,18 @@
 """The logits chain: transformers' own logits processors, in their order, over a window.
 
-A processor that reads the prefix gets the tokens before each position: the prompt as transformers
-has it, the generated tokens and the drafts. One with a form for windows is called once, any other
-once per position. A draft may be wrong, and a processor may raise an error at a wrong prefix (a
-grammar that allows no next token, for example). Such an error is stored, and raised only if the run
-accepts the token, which means that the prefix was right.
+A processor that reads the prefix gets the tokens before each position: prompt, generated tokens,
+drafts. An error that it raises (a grammar that allows no next token) is raised only if the run
+accepts the token, since a draft may be wrong.
 
-Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023
-(arXiv 2306.17806): on log-probabilities, as in `UnbatchedClassifierFreeGuidanceLogitsProcessor`.
+Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023 (arXiv
+2306.17806): on log-probabilities, as in `UnbatchedClassifierFreeGuidanceLogitsProcessor`.
 
-`generate` ends its list of processors with temperature, top-H, top-k, top-p, min-p and eta, in this
-order.
-`take_warpers` turns them into `SamplingParams`, which apply the same steps last. The distribution
-is the same; a pass without them in the chain never synchronises with the host, and one kernel can
-draw from its logits.
+`take_warpers` turns the processors that `generate` ends its list with (temperature, top-H, top-k,
+top-p, min-p, eta) into `SamplingParams`, which apply the same steps last: without them in the chain
+a pass never synchronises with the host, and one kernel can draw.
 
 Departures: probabilities are summed from the likeliest token down, where transformers sums from the
-least likely up. A token whose mass is within rounding of the limit of top-p or min-p may therefore
-be kept by one and not by the other.
+least likely up. So a token within rounding of the limit of top-p or min-p may be kept by one alone.
 """
 
 from __future__ import annotations
@@ -45,8 +40,7 @@ class LogitsChain:
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         origin: column of slot 0 in the token buffer.
 
-    Cost: flat and window processors one call; prefix processors one call per position, and one host
-    synchronisation.
+    Cost: a call each; of a prefix processor one a position, and one host synchronisation.
     """
 
     def __init__(self, processors: Sequence[tuple[Any, str]], prompt: Tensor, origin: int) -> None:
@@ -192,9 +186,9 @@ _ATTRIBUTES = {"eta_cutoff": "epsilon"}  # setting -> attribute of its warper, o
 def take_warpers(
     kinds: Sequence[tuple[Any, str]], samples: bool
 ) -> tuple[list[tuple[Any, str]], dict[str, Any]]:
-    """Turn the warpers at the end of a call's processors into sampling parameters: of transformers'
-    own classes with plain settings, in the order of `_WARPERS`, if tokens are drawn. Returns the
-    other processors, and arguments of `SamplingParams`.
+    """Arguments of `SamplingParams` for the warpers at the end of a call's processors, and the
+    others: of transformers' own classes with plain settings, in the order of `_WARPERS`, if tokens
+    are drawn.
     """
     order = list(_WARPERS.values())
     rest = list(kinds)

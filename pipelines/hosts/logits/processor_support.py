@@ -1,18 +1,15 @@
 """Which logits processors a policy can serve, and how it calls them.
 
-A policy calls processors with drafts, some of which are rejected. So it can only serve a processor
-whose result depends on its arguments alone. There are three kinds:
+It calls them with drafts, some of which are rejected: the result must depend on the arguments
+alone. There are three kinds:
 
-- flat: reads one position's scores only. One call serves all positions of a window.
-- window: reads the tokens before the position too, and has a form that serves all positions of a
-  window in one call.
-- prefix: reads the tokens before the position too. It is called once per position, with the prefix
-  of that position.
+- flat: reads one position's scores only; one call for a window.
+- window: reads the tokens before the position too, with a form for a window in one call.
+- prefix: reads the tokens before the position too; called once per position.
 
-transformers' own processors are identified by exact class, because a child class may do anything;
-those that remember earlier calls are on no list. A processor or `prefix_allowed_tokens_fn` of the
-caller's own is of the prefix kind if it is marked as stateless. An unmarked one runs the original
-loop, and the reason says how to mark it. Nothing checks a mark.
+transformers' own are identified by exact class, because a child class may do anything. One of the
+caller's own, or a `prefix_allowed_tokens_fn`, is of the prefix kind if marked as stateless; an
+unmarked one runs the original loop, and the reason says how to mark it.
 """
 
 from __future__ import annotations
@@ -70,13 +67,13 @@ def stateless(processor: Function) -> Function:
     """Mark a logits processor or a `prefix_allowed_tokens_fn` as one without memory.
 
     The mark declares that the result for a row depends on that row alone (its number, its ids and
-    its scores), and neither on earlier calls nor on other rows of the batch. A policy then calls it
-    with drafts too, in any order and more than once. Nothing checks the mark: a wrong one gives
-    other tokens than plain `generate`.
+    its scores), on no earlier call or other row. A policy then calls it with drafts too, in any
+    order and more than once. Nothing checks the mark: a wrong one gives other tokens than plain
+    `generate`.
 
-    A class can be decorated: the mark is then its class attribute `is_stateless = True`, which may
-    also be written by hand. Returns the processor itself; where it takes no attributes (a bound
-    method, an object with slots), a marked wrapper that calls it.
+    On a class the mark is its attribute `is_stateless = True`, which may be written by hand.
+    Returns the processor itself; where it takes no attributes (a bound method, an object with
+    slots), a wrapper.
     """
     if not callable(processor):
         raise OptionError(
@@ -102,8 +99,8 @@ def find_window_form(processor: Any) -> Processor | None:
 
 
 def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
-    """ "flat", "window", "prefix", or the reason why a processor cannot be served; with
-    `assume_stateless` all of the caller's own count as marked.
+    """The kind, or the reason why a processor cannot be served; with `assume_stateless` all of the
+    caller's own count as marked.
     """
     if find_window_form(processor) is not None:
         return "window"

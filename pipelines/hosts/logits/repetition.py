@@ -2,30 +2,28 @@
 
 `RepetitionAwareSampling`: S. Chen et al., "VALL-E 2: Neural Codec Language Models are Human Parity
 Zero-Shot Text to Speech Synthesizers", 2024 (arXiv 2406.05370). A token y is drawn from the
-nucleus; if it fills a share of the last K tokens, it is discarded and the token is drawn from the
-full distribution. Given the prefix, the resulting token has the distribution
+nucleus; if it fills a share of the last K tokens, the token is drawn from the full distribution
+instead. Given the prefix, the token has the distribution
 
     p(x) = nucleus(x) [x not repeated] + full(x) sum over repeated y of nucleus(y),
 
-so the rule is an ordinary processor, and every exact policy stays exact under it. What counts as
-repeated, and what as the nucleus, follows the code of CosyVoice (`ras_sampling` in
-`cosyvoice/utils/common.py`): y is repeated if it occurs at least share * K times among the last
+so every exact policy stays exact under it. As in CosyVoice (`ras_sampling` in
+`cosyvoice/utils/common.py`), y is repeated if it occurs at least share * K times among the last
 min(K, generated) tokens; a token is in the nucleus if the mass before it is below top_p and fewer
 than top_k tokens precede it, both without temperature, the lowest id first at a tie.
 
 `WindowedRepetitionPenalty`: N. S. Keskar et al., "CTRL: A Conditional Transformer Language Model
 for Controllable Generation", 2019 (arXiv 1909.05858), section 4.1: scores of tokens that occurred
-are divided by the penalty. Speech models (OuteTTS: the last 64) and llama.cpp (`repeat_last_n`, 64)
-count recent tokens only.
+are divided by the penalty; of recent ones in speech models (OuteTTS: the last 64) and llama.cpp
+(`repeat_last_n`, 64).
 
 Departures:
-    CosyVoice counts generated tokens only. A processor cannot distinguish them from the prompt, so
-    `start` says where they begin.
+    CosyVoice counts generated tokens only; here `start` says where they begin.
     Since February 2026 CosyVoice excludes the discarded token from the second draw:
-    `redraw="others"`. Here the token stays if no other is possible, where CosyVoice has no
-    distribution left.
-    As in transformers, the penalty multiplies scores below 0, so that a penalty above 1 always
-    makes a token less likely, and it applies once to a token however often it occurred.
+    `redraw="others"`. Here it stays if no other is possible, where CosyVoice has no distribution
+    left.
+    As in transformers, the penalty multiplies scores below 0, so that above 1 it always makes a
+    token less likely, and it applies once to a token however often it occurred.
 """
 
 from __future__ import annotations
@@ -49,10 +47,9 @@ class WindowRule(Checked, ABC):
 
     @abstractmethod
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """Scores `[B, W, V]`, tokens `[B, N]`, columns `[B, W]` to `[B, W, V]` of the scores'
-        dtype: a `Processor`.
-
-        Position (b, w) has the prefix `tokens[b, :columns[b, w]]`; ids outside 0..V-1 do not count.
+        """Scores `[B, W, V]` in their dtype after the rule. Position (b, w) has the prefix
+        `tokens[b, :columns[b, w]]` of tokens `[B, N]`, columns `[B, W]`; ids outside 0..V-1 do not
+        count.
         """
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -67,14 +64,9 @@ def recent_tokens(
     size: int,
     start: int = 0,
 ) -> Tensor:
-    """The last tokens of the prefix of every window position, `[B, W, K]` int64, K = min(window,
-    N).
-
-    Args:
-        tokens: `[B, N]` int64; the prefix of position (b, w) is `tokens[b, :columns[b, w]]`.
-        columns: `[B, W]` int64 in 0..N.
-        size: V; replaces ids outside the vocabulary (padding, for example) and columns before
-            `start`.
+    """The last tokens of each position's prefix (`over_window`), `[B, W, K]` int64, K = min(window,
+    N); `size`, V, replaces ids outside the vocabulary (padding, for example) and columns before
+    `start`.
     """
     n_back = min(window, tokens.shape[1])
     back = torch.arange(-n_back, 0, device=tokens.device)
@@ -92,8 +84,8 @@ class RepetitionAwareSampling(WindowRule):
         top_p: mass of the nucleus, in (0, 1].
         top_k: tokens of the nucleus at most, >= 1.
         window: K, recent tokens that count, >= 1.
-        share: of the window that a repeated token fills, in (0, 1]; the default of 0.1 of 10 tokens
-            is a single occurrence.
+        share: of the window that a repeated token fills, in (0, 1]; 0.1 of 10 tokens is one
+            occurrence.
         start: column of the ids where counting begins; 0 counts the prompt too, the prompt's length
             (padding included) generated tokens only.
         redraw: "all" draws again from the full distribution (VALL-E 2), "others" from all tokens
@@ -153,10 +145,8 @@ def _mass_of_others(full: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WindowedRepetitionPenalty(WindowRule):
-    """A logits processor: the repetition penalty over the last `window` tokens, prompt included.
-
-    With a window as long as the prefix it is transformers' `RepetitionPenaltyLogitsProcessor` to
-    the last bit, padding ids included.
+    """A logits processor: the repetition penalty over the last `window` tokens, prompt included. As
+    long as the prefix, it is transformers' own to the last bit, padding ids included.
 
     Args:
         penalty: above 0; more than 1 works against repetition, 1 changes nothing.
@@ -175,10 +165,9 @@ class WindowedRepetitionPenalty(WindowRule):
 def penalize_prefix(
     scores: Tensor, tokens: Tensor, columns: Tensor, *, penalty: float, ignored: int = 0
 ) -> Tensor:
-    """transformers' `RepetitionPenaltyLogitsProcessor` at every position of a window, as
-    `over_window`; `ignored` leading columns do not count.
-
-    Cost: no host synchronisation; memory for B * W * (V + N) entries.
+    """transformers' `RepetitionPenaltyLogitsProcessor` at every position, as `over_window`;
+    `ignored` leading columns do not count. Cost: no host synchronisation; memory for B * W * (V +
+    N) entries.
     """
     before = recent_tokens(tokens, columns, tokens.shape[1], scores.shape[-1], ignored)
     return _penalize(scores, before, penalty)

@@ -1,7 +1,5 @@
-"""Columns of a prompt: those that a method may drop, those that it chose, and what is left of them.
-
-A kept column has the position that it had. Rows of a batch have counts of their own and are padded
-on the left again.
+"""Columns of a prompt that a method may drop, those that it chose, and what is left. A kept column
+has the position that it had; rows have counts of their own and are padded on the left again.
 """
 
 from __future__ import annotations

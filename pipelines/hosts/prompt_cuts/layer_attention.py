@@ -1,6 +1,4 @@
-"""What layers of the language model attended with in one pass, for methods that ask: queries and
-keys of chosen layers, from which the attention of a few queries is computed.
-"""
+"""Queries and keys of chosen layers in a pass, from which the attention of a few is computed."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class NotedLayers:
         return leaving.take(self.layers[layer].key.transpose(1, 2))
 
     def mass(self, layer: int, leaving: ChosenColumns, asking: Tensor, per_head: bool) -> Tensor:
-        """`[B, N]` or `[B, Hq, N]`: the attention that columns received in a layer from `asking`,
-        `[B, T']` bool, all together.
-        """
+        """Attention `[B, N]` or `[B, Hq, N]` that columns get from all `asking` `[B, T']` bool."""
         q, k, mask, scale = self.layers[layer]
         width, length = q.shape[2], k.shape[2]
         if mask is None:

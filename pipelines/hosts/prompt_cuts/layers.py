@@ -1,11 +1,10 @@
 """Methods inside the language model: one executor, and what a method does in a pass.
 
-`DecoderLayers` owns the hooks in front of the decoder's layers. In front of a method's layer it
-hands a pass's `LayerAnswer` the states that the layer would receive; what the answer returns goes
-on. The answers are: later layers compute fewer columns of a prompt (`PromptCuts`), the pass ends
-here (`FirstRun`), a step computes tokens that earlier ones dropped (`revival`). What methods ask of
-attention is computed from the queries and keys of the layer before, for the queries they ask for.
-Visual tokens and words differ in which columns of a prompt may leave it, and in nothing else.
+`DecoderLayers` owns the hooks. In front of a method's layer it hands a pass's `LayerAnswer` the
+states; what that returns goes on: later layers compute fewer columns of a prompt (`PromptCuts`),
+the pass ends here (`FirstRun`), a step computes tokens that earlier ones dropped (`revival`). What
+methods ask of attention is computed from queries and keys of the layer before. Visual tokens and
+words differ only in which columns may leave.
 
 Departures from the methods' own code: rows of a batch have counts of their own and are padded on
 the left again; kept tokens stay in order, at the positions they had.
@@ -265,14 +264,9 @@ class PromptCuts(LayerAnswer):
 
 
 class FirstRun(LayerAnswer):
-    """A pass over a prompt that ends in front of the method's layer, for methods that restart.
-
-    It has all columns, stops in front of the layer, and leaves nothing: no cache, no logits. What
-    the method does not choose then leaves the prompt: its columns go, the others have the positions
-    they had (M. Liang et al., "ILRe", arXiv:2508.17892, section 3).
-
-    Attributes:
-        stays: `[B, T]` bool, the columns of the second run.
+    """A pass over a prompt that ends in front of the method's layer, without cache or logits.
+    Columns that the method does not choose leave the prompt; `stays` `[B, T]` bool run again at the
+    positions they had (M. Liang et al., "ILRe", arXiv:2508.17892, section 3).
     """
 
     def __init__(self, layers: DecoderLayers) -> None:

@@ -1,15 +1,13 @@
 """Methods that revive: every token decides anew which tokens of the prompt it is computed on.
 
-In front of each of the method's layers, the tokens that the present one does not choose leave its
-step: later layers attend to the others, and the auxiliary cache holds the state that a dropped
-token has there. A later step that chooses such a token takes this state, and computes the token in
-the layers behind, beside its own new token. So every token goes through every layer at most once,
-and one that is revived is computed as it would have been had it stayed.
+In front of each of the method's layers, tokens that the present one does not choose leave its step;
+the auxiliary cache holds the state that each has there. A later step that chooses one takes this
+state and computes it in the layers behind, beside its own token: every token goes through every
+layer at most once, computed as had it stayed.
 
-In a window of drafts every entry chooses for itself. What several entries miss is computed for the
-first of them, which is what the plain loop has done by then; and what was revived for entries that
-were not accepted counts as never computed from the next pass on. So what a token is computed on
-follows from accepted tokens alone.
+In a window of drafts every entry chooses for itself. What several miss is computed for the first of
+them; what was revived for entries that were not accepted counts as never computed. So what a token
+is computed on follows from accepted tokens alone.
 
 Source: Q. Fu et al., "LazyLLM" (arXiv:2407.14057), sections 3.2 and 3.3; the method is in
 `mmaccel.reduction.visual_tokens.lazy_llm`.
@@ -40,10 +38,8 @@ _PROMPT = -1
 
 
 class AuxiliaryCache:
-    """The tokens of a prompt that may leave, and the states of those that a layer has dropped.
-
-    The tokens of a row are numbered from 0 on; number N, of the row with most, is padding. S is the
-    number of the method's layers.
+    """The tokens of a prompt that may leave, numbered from 0 in each row (N, of the row with most:
+    padding), and the states of those that one of the method's S layers has dropped.
     """
 
     def __init__(self, index: Tensor, valid: Tensor, stages: int) -> None:
@@ -74,10 +70,9 @@ class AuxiliaryCache:
         self.since[stage] = since.scatter_(1, numbers, _PROMPT)[:, :-1]
 
     def note_choices(self, stage: int, chosen: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Note what entries at cache indices `positions` `[B, W]` choose behind a layer.
-
-        `chosen` is `[B, W, N]` bool. Returns `[B, n]` int64 each: numbers of the tokens that the
-        pass has to compute behind the layer, and the entry for which, the first that chooses it.
+        """Note what entries at `positions` `[B, W]` choose, `chosen` `[B, W, N]` bool, behind a
+        layer. Returns `[B, n]` int64 each: tokens to compute behind it, and the first entry that
+        chooses them.
         """
         missing = chosen & (self.since[stage] == _NEVER)[:, None]  # [B, W, N]
         is_missing = missing.any(1)

@@ -27,11 +27,9 @@ def attend_eagerly(
 def attend_with_same_bits(
     attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> Tensor:
-    """The same in float32, with the same bits for a token at any width, batch and length.
-
-    Products have `_LEAST_ROWS` or more, and values are added in blocks of `_BLOCK` positions: how
-    more are divided depends on the length that is attended to. Long prompts go through in parts,
-    for the memory of their scores.
+    """The same in float32, with the same bits for a token at any width, batch and length: products
+    have `_LEAST_ROWS` or more, values are added in blocks of `_BLOCK` positions. Long prompts go
+    through in parts, for the memory of their scores.
     """
     width = queries.shape[1]
     if width > MOST_ROWS:

@@ -1,19 +1,14 @@
 """Passes of the fused decoder on a CPU as compiled code, where that is faster.
 
-`torch.compile` makes one loop of the small operations between two matrix products. Compiling takes
-some ten seconds, and a pass of a small model milliseconds: it pays after some hundred seconds of
-passes at the earliest, and for some shapes never. So there is a trial before it is used: at the
-first pass of a shape in a run, both ways take turns over the same input, and the faster one runs
-the shape's passes from then on. `True` makes the trial at once. "auto" waits until passes of the
-kind have taken as long as compiling may take, so that at most twice the least time is spent. A
-shape is a number of rows, and of tokens, up to the next power of two.
+Compiling takes some ten seconds, and for some shapes never pays. So at the first pass of a shape in
+a run, both ways take turns over the same input, and the faster one runs the shape's passes from
+then on. `True` makes the trial at once; "auto" once passes of the kind have taken as long as
+compiling may. A shape is a number of rows, and of tokens, up to the next power of two.
 
-A function is compiled for a number of rows, and for one token of each or several: the numbers of
-tokens and keys may change without compiling again. A prompt's first pass, which makes room in the
-cache, and passes of some of a cache's rows run as they are.
+A function is compiled for a number of rows, and for one token of each or several; other numbers may
+change. A prompt's first pass, and passes of some of a cache's rows, run as they are.
 
-The logits differ from those of the fused decoder in their last bits, as those differ from the
-model's own forward; the trial compares them.
+The logits differ from the fused decoder's in their last bits; the trial compares them.
 """
 
 from __future__ import annotations
@@ -75,9 +70,7 @@ class CompiledPasses:
         self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
     def run(self, run: CompiledRun, *args: Any) -> Tensor:
-        """Run a pass of a decoder, its input `[R, W, C]` and tensors; True raises where
-        it cannot.
-        """
+        """Run a pass over its input `[R, W, C]` and tensors; True raises where it cannot."""
         rows, width = args[1].shape[:2]
         shape = rows, 1 << (width - 1).bit_length()
         call = run.chosen.get(shape)
@@ -187,8 +180,8 @@ def _mark(tensors: Sequence[Any], several: bool) -> None:
 
 @cache
 def find_obstacle() -> str:
-    """Why passes on a CPU cannot be compiled on this machine, and what helps; empty where they can.
-    Cost: at the first call, one run of the compiler.
+    """Why passes on a CPU cannot be compiled here, and what helps; empty where they can. Cost: at
+    the first call, one run of the compiler.
     """
     try:
         try:

@@ -1,22 +1,19 @@
 """CUDA graphs: a step is captured once per window width and replayed from then on.
 
-The graphs of a run and the static buffers they read and write form an entry of a cache, by
-`GraphKey`. A later run with the same key copies its inputs into these buffers and replays the same
-graphs; everything else of that run is new. An entry belongs to one run at a time: a run takes it
-out of the cache and puts it back after its last token. So nested and concurrent runs have entries
-of their own, and an interrupted run puts none back.
-
-A run's prompt and its first pass are steps of their own. The first run of a key carries them out as
-they are, the second one as a trial (below) where there was none yet, later runs capture and replay
-them.
+The graphs of a run and their static buffers form an entry of a cache, by `GraphKey`. A later run
+with the same key copies its inputs there and replays. A run takes its entry out of the cache and
+puts it back after its last token: nested and concurrent runs have entries of their own, and an
+interrupted run puts none back.
 
 The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
 their first call, which no graph may contain. The first one of a model whose passes have the same
-operations (`_operations`) is a trial as well: where it synchronises with the host, torch raises an
-error, and the run goes on eagerly. In a capture the same mistake would leave torch's allocator in a
-state in which freeing memory may fail. The second step is captured, and later ones are replayed.
-All widths of an entry share a memory pool, which is safe because they never run at once and leave
-nothing in it for one another.
+operations (`_operations`) is a trial as well: where it synchronises with the host, torch raises,
+and the run goes on eagerly. (In a capture the same mistake would leave torch's allocator broken.)
+The second step is captured, later ones are replayed. A run's prompt and its first pass are steps of
+their own, which the first run of a key carries out as they are, the second as a trial where there
+was none yet, and later runs capture.
+
+All widths of an entry share a memory pool: they never run at once and leave nothing in it.
 """
 
 from __future__ import annotations
@@ -61,9 +58,7 @@ class GraphEntry(StaticBuffers):
 
 
 class GraphCache:
-    """Entries of finished runs, the latest of each key; the oldest of more than `size` is
-    dropped.
-    """
+    """Finished runs' entries, the latest of each key; of more than `size` the oldest is dropped."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
@@ -78,9 +73,7 @@ class GraphCache:
         return GraphCache, (self.size,)
 
     def take(self, key: GraphKey) -> GraphEntry | None:
-        """Take out the entry of a key; those of models or weights that are gone or changed are
-        dropped.
-        """
+        """Take out a key's entry; those whose models or weights are gone or changed are dropped."""
         with self._lock:
             for other in list(self._entries):
                 is_same = other.model == key.model
@@ -109,9 +102,7 @@ class GraphCache:
 
 @contextmanager
 def synchronising(mode: Literal["error", "default"]) -> Iterator[None]:
-    """Inside the block torch raises RuntimeError where it synchronises with the host, in every
-    thread ("error"), or does not ("default").
-    """
+    """Inside the block torch raises RuntimeError where any thread synchronises, or not."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(mode)
     try:
@@ -125,8 +116,7 @@ class CudaGraphRunner(StepRunner):
 
     Args:
         sync_every: steps between two synchronisations with the host.
-        falls_back: whether steps run eagerly without memory for a graph; otherwise the error is
-            raised.
+        falls_back: whether steps run eagerly without memory for a graph; else the error is raised.
         cache: graphs of earlier runs; None shares no graphs between runs.
 
     Memory: that of one step of the widest window, as long as the entry lives.
@@ -212,7 +202,7 @@ class CudaGraphRunner(StepRunner):
 
     def _run_once(self, key: Once, step: Callable[[], None]) -> bool:
         """A step that runs have once each: the first run's as it is, then a trial, then captured.
-        One that cannot be captured runs eagerly, and the rest of its run is captured all the same.
+        One that cannot be captured runs eagerly, the rest of its run is captured all the same.
         """
         entry = self._entry
         if self._key is None or key in entry.eager or key not in entry.warm:
@@ -307,9 +297,9 @@ class CudaGraphRunner(StepRunner):
     def capture(self, step: Callable[[], None]) -> Replay:
         """Capture a step without running it; returns its replay.
 
-        cuBLAS' workspace of the stream is dropped before and after, so that the graph has one in
-        its own pool. Else other code that drops workspaces (torch.compile does, when it captures
-        graphs of its own) would give memory away that replays write to.
+        cuBLAS' workspace of the stream is dropped before and after: with one in the graph's own
+        pool, no other code that drops workspaces (torch.compile) frees memory that replays write
+        to.
         """
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)

@@ -40,24 +40,23 @@ class Engine:
             raises where it cannot; False runs every pass as Python; "auto" captures where it can,
             and `Stats.runner_reason` says why not.
         sync_every: captured passes between two synchronisations with the host. With more than 1 the
-            device never waits for the host, but up to `sync_every - 1` passes after the last token
-            do nothing.
+            device never waits, but up to `sync_every - 1` passes after the last token do nothing.
         fused: True takes the fused decoder instead of the model's own forward, and raises where it
             does not serve the model; False never takes it; "auto" takes it where it serves, and
-            `Stats.route_reason` says why it does not. "exact" is True with passes whose logits have
-            the same bits at any width and batch, so that `bitwise` holds in bfloat16, too.
+            `Stats.route_reason` says why not. "exact" is True with logits of the same bits at any
+            width and batch, so that `bitwise` holds in bfloat16, too.
         compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes.
             True compiles at the first passes, some seconds for each number of rows, and uses what
             is measured to be faster; "auto" does so once passes have taken 20 seconds; False never
             does.
-        prefill_chunk_size: tokens of prompts that a pass processes at most, beside the rows that
-            decode. Chunks run eagerly. None processes whole prompts. A prompt that the model's own
-            prefill processes (images, embeddings, a cache) comes in chunks as well, or whole with
+        prefill_chunk_size: tokens of prompts that a pass processes at most, beside rows that
+            decode; chunks run eagerly. None: whole prompts. One that the model's own prefill
+            processes (images, embeddings, a cache) comes in chunks as well, or whole with
             the reason in `stats.notes`.
         share_prefix: True stores and reads once a prompt that several rows of a call have, as seen
             in their tokens, and raises where the model or the call cannot; "auto" does so where it
-            serves and saves at least 1024 entries, and `Stats.notes` says why it does not; False
-            lets every row store its own.
+            serves and saves at least 1024 entries, and `Stats.notes` says why not; False: each row
+            stores its own.
     """
 
     cuda_graphs: UseGraphs = one_of("auto", SWITCH, "auto uses them where that works")
@@ -132,8 +131,8 @@ class Engine:
         prefill_chunk_size: int | None = None,
     ) -> None:
         """Set a token model's next call: its step runner, how it processes prompts, which rows read
-        one together, and whether it may take the fused decoder. Canvas passes run eagerly, by the
-        model's own forward.
+        one together, whether it may take the fused decoder. Canvas passes run eagerly, by the
+        model's forward.
 
         Raises:
             UnsupportedModelError: an option that is True for a model or a call that cannot have it.
@@ -255,9 +254,7 @@ def is_capturable(policy: Policy) -> bool:
 
 
 def find_obstacle(window: TokenModel, policy: Policy, params: SamplingParams) -> str | None:
-    """Why the passes of a call on a CUDA device cannot be captured; None if they can, unless they
-    synchronise with the host, which the runner tries.
-    """
+    """Why passes on a CUDA device cannot be captured; None: they can, if none synchronises."""
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     recorder = window.setup.recorder

@@ -1,11 +1,10 @@
 """The fused decoder: a lean forward over a transformers decoder's own weights.
 
-A layer of transformers is some 40 operations, most of them small ones between the matrix products.
-Here it is at most ten: queries, keys and values come from one product with packed weights, and so
-do gate and up; the residual addition and the norms before and after it are one operation
-(`add_norm`), norms of queries and keys, rotary positions and the write into the cache another
-(`rope_write`), the gate of the MLP a third (`gated_act`). On a GPU these are kernels; elsewhere
-their specifications in torch run.
+A layer of some 40 operations is at most ten here: queries, keys and values come from one product
+with packed weights, and so do gate and up; a residual addition and the norms around it are one
+operation (`add_norm`), norms of queries and keys, rotary positions and the write into the cache
+another (`rope_write`), the gate of the MLP a third (`gated_act`): kernels on a GPU, elsewhere their
+specifications in torch.
 
 The model's own parameters turn into views of packed tensors (`packed_linear`) until `unpack`. Its
 objects stay as they are, and its own forward still runs.
@@ -71,8 +70,7 @@ _GAIN = 1.03  # by how much it must be faster
 class FusedDecoder:
     """A decoder's layers in few operations.
 
-    Memory: none beyond the model's own and `products.reordered_bytes`; packing a layer needs that
-    of its largest packed weight.
+    Memory: only `products.reordered_bytes`; packing a layer needs its largest packed weight's.
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
@@ -105,8 +103,7 @@ class FusedDecoder:
 
     def use_same_bits(self, same_bits: bool) -> None:
         """Set whether a row has the same bits in passes of any width and batch, without methods of
-        caches: where kernels run, in passes with `same_bits`; on a CPU, in those under masks that
-        are not compiled.
+        caches: where kernels run, with `same_bits`; on a CPU, under masks that are not compiled.
         """
         self.same_bits = same_bits
         for packed in self.products.linears:
@@ -131,8 +128,8 @@ class FusedDecoder:
 
     @contextmanager
     def meeting(self, meet: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Inside the block what attention and MLP of each layer read and answer goes through
-        `meet`, in passes of this decoder and in the model's own, where what is read stays.
+        """Inside the block what each layer's attention and MLP read and answer goes through `meet`,
+        in these passes and the model's own, where what is read stays.
         """
 
         def read(module: Any, args: tuple[Tensor, ...]) -> None:
@@ -173,7 +170,8 @@ class FusedDecoder:
         tables: Tables | None = None,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """The hidden states `[R, W, C]` after the last norm.
+        """The hidden states `[R, W, C]` after the last norm: one pass, no host synchronisation on
+        an accelerator.
 
         Args:
             hidden: `[R, W, C]`, embeddings of the pass's tokens.
@@ -184,8 +182,6 @@ class FusedDecoder:
             run: decides which passes on a CPU run compiled; None: none.
             tables: from `make_tables`, of at least these positions; None computes the angles.
             kept: layers whose inputs `[R, W, C]` are put there; with some, nothing runs compiled.
-
-        Cost: one pass, no host synchronisation on an accelerator.
         """
         angles = (
             self._turn(hidden, position_ids) if tables is None else _look_up(tables, position_ids)
@@ -264,9 +260,9 @@ class FusedDecoder:
         stores: Sequence[tuple[Tensor, Tensor]],
         index: Tensor,
     ) -> Tensor:
-        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors:
-        what the first layer reads `[R, W, C]`, angles `[R W, P]`, masks, stores `[R L, Hkv, D]`,
-        and flat indices `[R W]` that the pass writes.
+        """The layers of `forward`, of all rows of a cache that has room, over tensors: the first
+        layer's input `[R, W, C]`, angles `[R W, P]`, masks, stores `[R L, Hkv, D]`, and flat
+        indices `[R W]` that are written.
         """
         rows = hidden.shape[0]
         n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
@@ -296,8 +292,8 @@ class FusedDecoder:
         """The states `[R, W, C]` after the last norm.
 
         Args:
-            attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of what
-                its attention reads `[R W, C]`, and of its queries, keys and values.
+            attend: writes keys and values of layer i, and attends: `[R, W, Hq D]` of what its
+                attention reads `[R W, C]`, and of its queries, keys and values.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             n_rows: as of `PackedLinear`.
         """
@@ -339,9 +335,7 @@ class FusedDecoder:
         return is_there and self._structure.takes_row_products
 
     def _takes_row_products(self, hidden: Tensor, run: CompiledRun | None) -> bool:
-        """Whether a pass is products in `row_product`: where kernels are asked for, or have been
-        faster for so many rows.
-        """
+        """Whether a pass takes `row_product`: where kernels are asked for, or were faster so."""
         n_rows = hidden.shape[0] * hidden.shape[1]
         is_plain = not self.same_bits and self._meet is _pass_on
         if n_rows > MOST_ROWS or not is_plain or not self.has_row_products:
@@ -358,8 +352,8 @@ class FusedDecoder:
         return self.by_rows[key]
 
     def _try_row_products(self, hidden: Tensor, is_captured: bool) -> bool:
-        """Whether `row_product` is faster over all layers, where attention answers its queries,
-        with the same states. Cost: 16 passes, and those that compile or are captured.
+        """Whether `row_product` is faster over all layers, with the same states, where attention
+        answers its queries. Cost: 16 passes, and those that compile or are captured.
         """
 
         def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
@@ -410,9 +404,7 @@ class FusedDecoder:
         return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
-        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where a
-        position alone does not tell them.
-        """
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer, if these tell."""
         if not self._structure.has_fixed_angles:
             return None
         weight = self._layers[0].attention.qkv.weight
@@ -534,13 +526,12 @@ _by_rows: WeakKeyDictionary[Any, dict[tuple[int, bool], bool]] = WeakKeyDictiona
 def open_fused(
     model: Any, windows: Sequence[int | None], check: Callable[[FusedDecoder], str]
 ) -> tuple[FusedDecoder | None, str]:
-    """The fused decoder of a model that `find_facts` accepts, or the reason why there is none;
-    `check` compares it with the model's own forward, and returns what is wrong.
+    """The fused decoder of a model that `find_facts` accepts, or why there is none; `check`
+    compares it with the model's own forward, and returns what is wrong.
 
-    The answer serves until the model changes: other modules, parameters that moved or were
-    replaced, another dtype, device or attention. Then it is read, packed and checked again.
-
-    Cost: one visit of every module and parameter, where nothing changed.
+    It is read, packed and checked again where the model changed: modules, parameters that moved or
+    were replaced, dtype, device, attention. Cost: one visit of every module and parameter,
+    unchanged.
     """
     state = _read_state(model)
     known = _known.get(model)
@@ -576,8 +567,8 @@ def open_fused(
 
 @in_turn
 def close_fused(model: Any, *, forget: bool = True) -> None:
-    """Give a model's parameters storages of their own again, if they were packed. It is checked
-    again before its next run, or, without `forget`, where it changed.
+    """Give a model's packed parameters storages of their own again. It is checked again before its
+    next run, or, without `forget`, where it changed.
     """
     known = _known.pop(model, None)
     if known is None:

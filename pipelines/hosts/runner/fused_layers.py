@@ -1,9 +1,7 @@
 """The decoder layers that the fused decoder knows: what each class of transformers computes.
 
-A row of `LAYERS` names a layer's parts and their order. What a class leaves open (sizes, biases,
-activation, epsilons, the scale of scores, sliding windows) is read from the modules, see
-`fused_structure`. A row is a claim: `pipelines.hosts.causal_lm.self_check` compares logits with
-the model's own before it is used.
+A row of `LAYERS` names a layer's parts and their order; what a class leaves open is read from the
+modules (`fused_structure`). A row is a claim, which `pipelines.hosts.causal_lm.self_check` tests.
 
 Source: the decoders of transformers 5.17 to 5.24.
 """

@@ -1,8 +1,6 @@
-"""The structure of a decoder of transformers, as the fused decoder runs it.
-
-What a layer computes is in the row of its class (`fused_layers`); sizes, biases, activation,
-epsilons and scales are read from its modules. A module whose class has another forward than
-transformers', and one that something watches or wraps, has no structure.
+"""The structure of a decoder of transformers, as the fused decoder runs it: what the row of its
+class says (`fused_layers`), and sizes, biases, activation, epsilons and scales of its modules. A
+module of another forward than transformers', or that something watches or wraps, has none.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ class Structure:
 
 def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     """The structure of a model that `find_facts` accepts, whose layers have these sliding windows.
-    Reads attributes alone; raises UnknownDecoderError with what the fused decoder does not know.
+    Reads attributes alone; raises UnknownDecoderError.
     """
     obstacle = find_hook(model)
     if obstacle:
@@ -218,8 +216,8 @@ def find_decoder(model: Any) -> Any:
 
 
 def name_forward(module: nn.Module) -> str:
-    """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere.
-    What transformers and torch wrap around it is none.
+    """The class whose forward a module runs, as the tables name it, or "PATH:CLASS" elsewhere. What
+    transformers and torch wrap around it is none.
     """
     forward: Any = type(module).forward
     path = forward.__globals__["__name__"]
@@ -247,9 +245,7 @@ def _find_layers(decoder: Any) -> tuple[str, nn.ModuleList, LayerSpec]:
 
 
 def _check_forwards(decoder: nn.Module, family: str, parts: dict[str, nn.Module]) -> None:
-    """Refuse forwards that are neither of the layers' family nor general ones, and
-    parametrizations, whose weights are made anew at every use.
-    """
+    """Refuse parametrizations, and forwards that are neither the family's nor general ones."""
     modules = {type(decoder).__name__: decoder}
     for name, part in parts.items():
         modules |= dict(part.named_modules(prefix=name))

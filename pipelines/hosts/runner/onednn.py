@@ -1,12 +1,9 @@
 """Weights in oneDNN's own order, for products of few rows on a CPU.
 
-torch's `mm` of several rows reads a weight far slower than memory allows where the processor's
-cache does not hold it; oneDNN reads it once, in blocks that it lays out beforehand. Of one row
-either may be faster. So each shape is tried at each number of rows, up to the next power of two,
-once for a model.
-
-A row's product has the same bits among any number of rows, two or more, which it has not by MKL's
-`mm` in float32; see `PackedLinear.same_bits`.
+torch's `mm` of several rows reads a weight far slower than memory allows where no cache holds it;
+oneDNN reads it once, in blocks. So each shape is tried at each number of rows, up to the next power
+of two, once for a model. A row's product has the same bits among any number of rows, two or more,
+unlike MKL's `mm` in float32; see `PackedLinear.same_bits`.
 
 Departures: what is laid out is a copy, since no view can have its order.
 """
@@ -50,8 +47,8 @@ def multiply(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Mark:
-    """By what a weight is known to hold what it did: the versions of the parameters that it is made
-    of, and, as writes through `.data` count no version, some of its entries.
+    """By what a weight is known to be unchanged: the versions of its parameters and, as writes
+    through `.data` count none, some of its entries.
     """
 
     def __init__(self, weight: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -83,9 +80,7 @@ class Products:
             self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """Whether some products of so many rows are faster so, tried once after a few passes or at
-        once.
-        """
+        """Whether some products of so many rows are faster so, tried once, after some passes."""
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
         key = find_key(n_rows)
@@ -96,9 +91,7 @@ class Products:
 
     @torch.no_grad()
     def _try(self, n_rows: int) -> None:
-        """Both ways take turns over weights of different layers, which no cache holds
-        from before.
-        """
+        """Both ways take turns over weights of different layers, which no cache holds."""
         by_shape = defaultdict(list)
         for linear in self.linears:
             linear.reorder(self.faster)

@@ -1,8 +1,5 @@
-"""Products in oneDNN's order for a model's own forward: of windows that the fused decoder does not
-serve, and of canvases.
-
-Inside a pass the model's `nn.Linear` layers multiply by `PackedLinear`, so that adapters, experts'
-routers and unknown layers run as they are.
+"""Products in oneDNN's order for a model's own forward, of canvases and of windows that the fused
+decoder does not serve: its `nn.Linear` layers multiply by `PackedLinear`, all else runs as it is.
 """
 
 from __future__ import annotations
@@ -74,9 +71,7 @@ _opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
 
 @in_turn
 def open_own_products(model: Any) -> OwnProducts | None:
-    """Those of a model whose weights are worth a copy in oneDNN's order, else None; opened again
-    where its layers changed.
-    """
+    """Those of a model with weights worth a copy, else None; opened again if layers changed."""
     linears = _find_linears(model)
     own = _opened.get(model)
     if own is None or own.linears != linears or own.dtype != model.dtype:

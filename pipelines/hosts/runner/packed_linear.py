@@ -1,8 +1,7 @@
 """Linear layers that read the same input, as one: their weights are views of one packed tensor.
 
-The packed tensor becomes the storage of the layers' own parameters: there is no second copy, and a
-step of an optimiser or `load_state_dict` is seen in the product. `unpack` gives every parameter a
-storage of its own again.
+It becomes the storage of the layers' own parameters: there is no second copy, and an optimiser's
+step or `load_state_dict` is seen in the product. `unpack` gives each a storage of its own again.
 """
 
 from __future__ import annotations
@@ -22,14 +21,11 @@ from mmaccel.pipelines.hosts.runner.onednn import MOST_ROWS, Faster, Mark, find_
 
 
 class PackedLinear:
-    """Linear layers that read the same input, as one: plain ones, all with a bias or none. One
-    alone may keep its weight as `[C, N]`, and is never packed.
+    """Plain linear layers that read the same input, all with a bias or none. One alone may keep its
+    weight as `[C, N]`, and is never packed.
 
-    Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
-    that is moved or cast while it is packed frees it.
-
-    While they are packed, `state_dict` gives out every weight with a storage of its own over the
-    same memory, so that whatever saves it sees tensors that share nothing.
+    The parameters alone hold the packed weight, so that moving or casting the model frees it. While
+    they are packed, `state_dict` gives every weight a storage of its own over the same memory.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
@@ -69,9 +65,7 @@ class PackedLinear:
         return self._columns().detach().t()
 
     def __call__(self, x: Tensor, n_rows: int | None = None) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`; `n_rows` is T where code is compiled for
-        it alone.
-        """
+        """Outputs `[T, N]` of inputs `[T, C]`; `n_rows` is T if compiled for it alone."""
         if torch.compiler.is_compiling():
             if not self._may_be_reordered(n_rows):
                 return self.multiply(x)
@@ -168,9 +162,7 @@ def _shape_product(x: Tensor, number: int, n: int) -> Tensor:
 
 @torch.no_grad()
 def _pack(parameters: Sequence[Tensor]) -> int:
-    """Make parameters views of one tensor that has them one after the other; returns its
-    address.
-    """
+    """Make parameters views of one tensor, one after the other; returns its address."""
     with torch.inference_mode(False):
         packed = torch.cat([parameter.data for parameter in parameters])
         rows = packed.split([len(parameter) for parameter in parameters])
@@ -194,8 +186,8 @@ def _separate_storages(
 
 
 def find_unpackable(parts: Sequence[nn.Module]) -> str:
-    """What among a decoder's parameters keeps them from being packed; empty where nothing does: no
-    plain tensors, several dtypes or devices, or storage that something else shares.
+    """What keeps a decoder's parameters from being packed: no plain tensors, several dtypes or
+    devices, or storage that something else shares; empty: nothing.
     """
     parameters = [
         parameter

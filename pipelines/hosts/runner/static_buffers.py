@@ -42,11 +42,11 @@ class StaticModelBuffers(
     SelfDrafts,
     TreePasses,
 ):
-    """A token model over `LayerStores` whose buffers outlive a run. A child class names its
-    attributes in the class variables.
+    """A token model over `LayerStores` whose buffers outlive a run; a child names its attributes in
+    the class variables.
 
-    A change of the modules that moves no parameter (an attribute, a hook, an adapter that is
-    switched off) is not noticed: drop the graphs with `Handle.reset` or `Engine.close`.
+    A change that moves no parameter (an attribute, a hook, an adapter switched off) is not noticed:
+    drop the graphs with `Handle.reset` or `Engine.close`.
     """
 
     # attributes that `reserve` sets; a later run uses them as they are

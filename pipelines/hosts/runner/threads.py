@@ -1,8 +1,5 @@
-"""How many threads a forward pass on a CPU should have.
-
-torch takes as many as there are cores. For small models, and beside other busy processes, threads
-that wait for each other cost more than they give: a pass may take ten times as long with two
-threads as with one. So the pass itself is measured, with 1, 2, 4, … threads in turn.
+"""How many threads a forward pass on a CPU should have: measured, as threads of small models, or
+beside other busy processes, wait for each other, and two may take ten times as long as one.
 """
 
 from __future__ import annotations

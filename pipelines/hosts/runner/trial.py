@@ -16,8 +16,8 @@ Way = Callable[[], Tensor]
 
 
 def find_gain(cases: Iterable[tuple[Way, Way]], tolerance: Tolerance) -> float:
-    """Seconds of the first way over those of the second, which take turns; 0 where both do not give
-    the same numbers `[..., N]` in a case. Of three or more cases the first is not timed.
+    """Seconds of the first way over those of the second, in turns; 0 where they give other numbers
+    `[..., N]` in a case. Of three or more cases the first is not timed.
     """
     tuner = Tuner((1, 2))
     for case, ways in enumerate(cases):

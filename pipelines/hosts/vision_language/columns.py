@@ -31,11 +31,7 @@ def find_visual_columns(call: GenerateCall) -> LeavingColumns:
 
 
 def put_merged(output: Any, plan: Plan) -> Any:
-    """An encoder's output with the features of merged slots where a plan keeps them.
-
-    Args:
-        plan: a row for each image, or for each video, of the call.
-    """
+    """An encoder's output with merged slots' features, by a plan with a row an image or video."""
 
     def merge(features: list[Tensor]) -> list[Tensor]:
         slots = reduce(pad_sequence(features, batch_first=True), plan)

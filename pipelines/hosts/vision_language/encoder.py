@@ -1,17 +1,15 @@
 """The vision encoder in one call of `generate`: all of its hooks, which this class alone makes.
 
-While `generate` encodes its images, the tower computes less: of smaller images (`pixels`), of fewer
-patches (`patches`), or of tokens that are merged in front of its layers. What each of these decides
-is a target of `pipelines.hosts.vision_language.tower_run`, which place stands for each. Behind
-the tower all places are there again; of the features that are then equal, one stays in the prompt.
+While `generate` encodes its images, the tower computes less: of smaller images (`pixels`), fewer
+patches (`patches`), or tokens merged in front of its layers, each a target of
+`mmaccel.pipelines.hosts.vision_language.tower_run`. Behind the tower all places are there again; of
+the features that are then equal, one stays in the prompt.
 
-Merged tokens: the layers from there on run as they are, on fewer columns; a hook in front of their
-attention adds the logarithm of how many patches each key stands for, as its mask, so that a merged
-key attracts what its patches did (proportional attention: D. Bolya et al., "Token Merging: Your ViT
-But Faster", ICLR 2023, arXiv:2210.09461, section 3.2). The class token, and patches that the
-tower's own mask hides, are columns that stay. Each row of the tower is reduced alone. Only layers
-whose states the model uses count: with `vision_feature_layer=-2` the last one receives what the one
-before it had.
+Merged tokens: a hook in front of attention adds the logarithm of how many patches each key stands
+for, as its mask (proportional attention: D. Bolya et al., "Token Merging: Your ViT But Faster",
+ICLR 2023, arXiv:2210.09461, section 3.2). The class token, and patches that the tower's mask hides,
+stay. Each row is reduced alone. Only layers whose states the model uses count: with
+`vision_feature_layer=-2` the last one receives what the one before it had.
 
 Departures: the attention of flash and flex kernels takes no bias; a reduced tower runs sdpa.
 """
@@ -74,8 +72,8 @@ class EncoderCall:
     Args:
         inputs: what `generate` was called with.
         method: what it computes less by; None: nothing.
-        seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
-            a policy without a seed has those of seed 0 here.
+        seeds: of the prompt's rows, before the call's sampling is known: 0 for a policy without
+            one.
         records: whether a method behind it reads its keys and attention.
     """
 
@@ -161,11 +159,10 @@ class EncoderCall:
         return 1 if prompt is None else len(ids) // len(prompt)
 
     def find_left(self, visuals: Sequence[Visual]) -> list[tuple[Tensor, Tensor]] | None:
-        """Which features of images, or videos, of one modality are left in the prompt.
-
-        `[n]` bool, True for features that are no place, and `[n]` float32, how many features each
-        stands for, of each image; None where all stay. UnsupportedModelError where the method asks
-        to drop features that were pooled or resized after the tower.
+        """Which features of images, or videos, of one modality are left in the prompt: of each
+        `[n]` bool, True for features that are no place, and `[n]` float32, how many each stands
+        for; None: all stay. UnsupportedModelError to drop features that were pooled or resized
+        after the tower.
         """
         run = self.runs.get(visuals[0].modality)
         if run is None or run.target is None:

@@ -1,5 +1,5 @@
 """What a reducer may look at between the encoder and the first layer: the features of each image,
-where they stand, what the tower's attention said of them, and the text of their prompt.
+their places, what the tower's attention said of them, and their prompt's text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ def open_context(
     seeds: Sequence[int],
     left: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> VisualContext:
-    """The context of a call, a row for each image or video.
-
-    Args:
-        seeds: one for each.
-        left: of each image, after merges in the encoder: `[n]` bool, which features count, and
-            `[n]` float32, how many tokens each stands for.
+    """The context of a call, a row for each image or video, as are `seeds`; `left` after merges in
+    the encoder: `[n]` bool, which features count, and `[n]` float32, how many tokens each stands
+    for.
     """
     places = [visual.places for visual in visuals]
     is_image = visuals[0].modality == "image"
@@ -77,10 +74,8 @@ def open_context(
 
 
 def _look_at_tower(model: Any, encoder: EncoderCall, source: Tensor) -> dict[str, Any]:
-    """Keys of the tower's tokens and the attention that they receive, for `make_context`.
-
-    Args:
-        source: `[B, N]` int64, the place of each feature.
+    """Keys of the tower's tokens and the attention that they receive, for `make_context`; `source`
+    `[B, N]` int64, the place of each feature.
     """
     tower = describe_tower(model)
     special = int(tower is not None and tower.has_class_token)

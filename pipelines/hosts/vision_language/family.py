@@ -1,11 +1,10 @@
 """The family of vision-language models: image and video prompts in front of windows of text.
 
-transformers encodes the images of a `generate` call before its loop and merges them with the text's
-embeddings in the first pass. That pass runs here as it is, as the prompt's own prefill
-(`pipelines.hosts.causal_lm.own_prompt`): embeddings, DeepStack features, masks that see an image
-in both directions, and positions on a grid (mRoPE, timestamps) are the model's own. A window takes
-over the keys and values. Text after an image goes on one position after the largest position of
-the prompt, the same in all coordinates, so that windows count it as they count other text.
+The first pass, with the features of the images that transformers has encoded, runs as it is, as the
+prompt's own prefill (`mmaccel.pipelines.hosts.causal_lm.own_prompt`): embeddings, DeepStack
+features, masks that see an image in both directions, and positions (mRoPE, timestamps) are the
+model's own. Text after an image goes on one position after the largest of the prompt, the same in
+all coordinates.
 
 Source: the `forward`, `prepare_inputs_for_generation` and `get_rope_index` of these models in
 transformers 5.17 to 5.24.

@@ -39,12 +39,9 @@ class KeptTokens:
 def find_kept_tokens(
     visuals: Sequence[Visual], stays: Tensor, inside: Sequence[Tensor] | None
 ) -> list[KeptTokens]:
-    """All images, then all videos.
-
-    Args:
-        stays: `[B, T]` bool, columns of the prompt that left the encoder.
-        inside: of each row, which of its visual tokens among these a method in the language model
-            kept, `[n]` bool, in their order; None without such a method.
+    """All images, then all videos. `stays` `[B, T]` bool are columns that left the encoder; of each
+    row `inside`, `[n]` bool, which visual tokens among them a method in the language model kept, if
+    any.
     """
     stays = stays.cpu().clone()
     if inside is not None:

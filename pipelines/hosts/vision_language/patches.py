@@ -1,13 +1,12 @@
 """Patches that go before the vision encoder, which computes the others alone.
 
-A reducer looks at the pixels of every patch and says which patches go and which of the others
-stands for each. A patch here is the part of an image that makes one feature: a block of patches
-where the tower or a projector joins them. Patches that are left have the positions that they had.
+A reducer says from the pixels which patches go, and which of the others stands for each. A patch
+here is what makes one feature: a block where the tower or a projector joins them. Those left have
+the positions that they had.
 
-In towers with a row for each image, tile or frame, patches go in front of the first layer, when
-they have their positions; rows of unequal lengths are padded, and attention sees no padding. A
-packed tower receives fewer patches, and with them their positions, the bounds of the images'
-sequences, and its windows without what is gone.
+In towers with a row for each image, tile or frame, patches go in front of the first layer; rows are
+padded, and attention sees no padding. A packed tower receives fewer patches, with their positions,
+the bounds of sequences, and windows of what is left.
 """
 
 from __future__ import annotations
@@ -118,12 +117,8 @@ def describe_kept(run: TowerRun, grids: Tensor, kept: Tensor) -> dict[str, Tenso
 
 
 def find_bounds(kept: Tensor, lengths: Sequence[int], block: int) -> Tensor:
-    """Bounds of sequences of patches, int32, `[n + 1]`; those that lost all are none.
-
-    Args:
-        kept: features that are left, in the order of the sequences.
-        lengths: features of each sequence.
-        block: patches of a feature.
+    """Bounds `[n + 1]` int32 of sequences of patches, `block` a feature, of which features `kept`
+    are left of `lengths` each; sequences that lost all are none.
     """
     counts = torch.stack([part.sum() for part in kept.split(list(lengths))])
     bounds = torch.nn.functional.pad((block * counts).cumsum(0), (1, 0))

@@ -1,9 +1,8 @@
 """Images made smaller in front of the vision encoder, which then computes fewer patches.
 
-What is averaged are the pixels that the processor made, to whole patches: of images, tiles or
-frames as rows, whose towers interpolate their positions or have fractions of the image for them, or
-of patches in a packed sequence with a grid of its own. Every place of the full grid is a place of
-the cell that it lies in, of which the one in its middle stands for the others.
+The processor's pixels are averaged, to whole patches: of images, tiles or frames as rows, or of
+patches in a packed sequence with a grid of its own. Every place of the full grid is a place of the
+cell that it lies in, of which the one in its middle stands for the others.
 
 Departures: see `mmaccel.reduction.visual_tokens.downsample_pixels`.
 """
@@ -79,8 +78,8 @@ def shrink_pack(
 
 
 def unpack_patches(patches: Tensor, grid: Sequence[int], unit: int, side: int) -> Tensor:
-    """Frames `[t, C * F, H, W]` of a Qwen-VL processor's patches `[t * h * w, C * F * P * P]`,
-    which lie in blocks of `unit` x `unit` of `side` P.
+    """Frames `[t, C * F, H, W]` of a Qwen-VL processor's patches `[t * h * w, C * F * P * P]`, in
+    blocks of `unit` x `unit` of `side` P.
     """
     t, h, w = grid
     x = patches.view(t, h // unit, w // unit, unit, unit, -1, side, side)

@@ -1,12 +1,9 @@
 """Where the features of a prompt's images stand: which output of the tower each one is.
 
 The places of a tower are what it gives out for all images, or all videos, of a call: of every tile
-or frame the grid of its patches, or of the features that it joins patches to, one behind the other.
-Every stage of a reduction speaks of these numbers alone.
-
-The features that a model puts into a prompt are places, packed: tiles are laid side by side,
-padding is cut off, ends of rows get a token of their own. Which place a feature is, is found by
-packing the numbers with the model's own `pack_image_features`.
+or frame the grid of its patches, or of features that it joins them to, one behind the other.
+Features of a prompt are places, packed by the model's own `pack_image_features` (tiles side by
+side, no padding, tokens at ends of rows), which packs the places' numbers here.
 
 Source: `get_image_features` and `pack_image_features` of these models in transformers 5.23.
 """
@@ -74,11 +71,7 @@ def find_places(
 def find_rows(
     model: Any, inputs: Mapping[str, Any], modality: str, n: int, owners: Sequence[int]
 ) -> list[int]:
-    """The prompt's row of each of n rows of the tower, before they are encoded.
-
-    Args:
-        owners: the row of each placeholder of the prompt.
-    """
+    """The prompt's row of each of n rows of the tower, of those of each placeholder, `owners`."""
     counts: list[int | None] = [len(owners) // n] * n
     if modality == "video":
         videos = len(inputs["pixel_values_videos"])
@@ -168,8 +161,8 @@ def _lay(
 def _pack(
     model: Any, size: Any, side: int, device: torch.device | None
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Numbers `[n]` float64 of the tokens of an overview and of tiles, packed as features of an
-    image of a size, -1 for tokens that end a row; and rows and columns of tiles.
+    """Numbers `[n]` float64 of an overview's tokens and of tiles, packed as features of an image of
+    a size, -1 for tokens that end a row; and rows and columns of tiles.
     """
     from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 

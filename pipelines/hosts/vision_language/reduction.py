@@ -1,7 +1,4 @@
-"""The reducers of an attached model, and the model as a part: which of them it can take.
-
-What they do in a call is `mmaccel.pipelines.hosts.vision_language.visual_call`.
-"""
+"""The reducers of an attached model, and which of them it can take as a part."""
 
 from __future__ import annotations
 

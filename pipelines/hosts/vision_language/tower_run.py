@@ -1,10 +1,9 @@
 """One call of a vision tower that computes some of its places: which one stands for each.
 
-What goes, or is merged, is one tensor of indices a level, its target: for each token of a row the
-one that stands for it. All else follows from it: the tokens that are left, the column where each
-token is now (the inverse), and how many tokens a column stands for. Behind the tower every token
-gets the state of the one that stands for it, so that projectors and `pack_image_features` work as
-they are.
+A level is one tensor of indices, its target: for each token of a row the one that stands for it.
+The tokens left, the column of each, and how many each stands for follow. Behind the tower every
+token gets the state of the one that stands for it, so that projectors and `pack_image_features`
+work as they are.
 
 Shapes: **R** rows of the tower: images, tiles or frames; a packed tower has one. **S** tokens of a
 row, the class token included, **S'** at a level. **U** features of a row.
@@ -105,11 +104,7 @@ class TowerRun:
         return size.log().where(self.take(self.is_seen), least).to(dtype)
 
     def drop(self, first: int, features: Tensor) -> bool:
-        """Open a level from layer `first` on; False where nothing goes.
-
-        Args:
-            features: `[R, U]` int64, the feature that stands for each.
-        """
+        """From layer `first` on, `features` `[R, U]` int64 stand for each; False: nothing goes."""
         self.target = join_targets(features)
         rows, columns = self.grid
         unit, width = self.unit, columns // self.unit
@@ -130,8 +125,7 @@ class TowerRun:
         """Open a level in which tokens of the last one are merged, if some are.
 
         Args:
-            token: `[R, N]` int64, tokens that are left.
-            valid: `[R, N]` bool, False for padding.
+            token, valid: `[R, N]` int64, tokens that are left; bool, False for padding.
             target: `[R, N]` int64, which of these stands for each.
         """
         step = self.levels[0].target.clone()  # every token for itself

@@ -1,13 +1,11 @@
 """The vision towers and models that are known here: how patches lie in a tower, and what a model
 makes of them. All that differs by class is a row of one of the two tables.
 
-A tower is known by the `model_type` of its own configuration. Those with rows have a sequence for
-each image, tile or frame, and a table of positions from which a patch takes its own by index. Those
-that are packed have one sequence for all, in blocks of patches, with the grids of the images beside
-it; positions and bounds of the sequences may be given to them.
+A tower is known by its own `model_type`. Those with rows have a sequence for each image, tile or
+frame, and a table of positions. Packed ones have one sequence in blocks of patches, with the
+images' grids; positions and bounds may be given to them.
 
-Source: the towers of transformers 5.24, and `transformers.vision_utils`, whose tensors packed
-towers take as arguments.
+Source: the towers of transformers 5.24, and the arguments of packed ones in its `vision_utils`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """One `generate` call whose prompt is reduced: its visual tokens or, of a text, its words.
 
-Between the encoder and the language model a reducer looks at the features of each image and says
-which of them stay. Their placeholders stay in the prompt, the other columns go, in every input that
-has columns; a kept token has the position that it had, and so has the text behind it. DeepStack
-features go with their token. The model's own prefill then processes the shorter prompt, and a
-window takes over its keys and values: a decoding policy is as exact as it says with respect to the
-model on the tokens that stayed.
+Between the encoder and the language model a reducer says which features of each image stay,
+whatever the batch. The columns of the others go, in every input that has columns, DeepStack
+features with them; what stays keeps its position. The model's own prefill then processes the
+shorter prompt: a decoding policy is as exact as it says with respect to the model on the tokens
+that stayed.
 
-Each image is reduced for itself, so that a row's tokens do not depend on its batch.
-
-A method that merges inside the encoder (`pipelines.hosts.vision_language.encoder`) leaves equal
-features; here all but one of them leave the prompt, before a method at the exit looks at the rest.
-A method inside the language model comes last (`mmaccel.pipelines.hosts.prompt_cuts.layers`), or
-alone, where it drops words.
+Of equal features, merged inside the encoder (`mmaccel.pipelines.hosts.vision_language.encoder`),
+all but one leave first; a method inside the language model
+(`mmaccel.pipelines.hosts.prompt_cuts.layers`) comes last, or alone, where it drops words.
 """
 
 from __future__ import annotations
@@ -92,9 +88,7 @@ class VisualCall:
                 self.encoder = None
 
     def encode_whole(self, model: Any, others: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a decoding loop, with all tokens of images that were encoded with fewer:
-        for calls that a policy does not serve.
-        """
+        """The arguments of a loop that no policy serves, with all tokens of reduced images."""
         encoder = self.encoder
         if encoder is None or not encoder.changed:
             return others
@@ -229,8 +223,8 @@ class VisualCall:
         return keep_columns(replace(call, others=others), stays)
 
     def kept_tokens(self) -> list[KeptTokens]:
-        """What the call kept of each image and video; empty where it had none, where no method was
-        given, or where transformers' own loop ran.
+        """What the call kept of each image and video; empty where it had none, without a method,
+        and where transformers' own loop ran.
         """
         inside = None if self.inside is None else self.inside.kept()
         return find_kept_tokens(self._visuals, self._stays, inside)

@@ -1,8 +1,7 @@
 """The images and videos of a `generate` call: their features, and their columns in the prompt.
 
-transformers encodes them before its loop (`mm_encoder_outputs`) and puts their features where the
-prompt has placeholders, in order. An image here is a run of placeholders with as many features; a
-video is one run for each of its features, whatever text stands between.
+An image here is a run of placeholders with as many features, in the order of `mm_encoder_outputs`;
+a video is one run for each of its features, whatever text stands between.
 
 Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
 `transformers.generation.utils.GenerationMixin`, 5.23, and `get_placeholder_mask` of the models.
@@ -41,12 +40,7 @@ class Visual:
 
 
 def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1) -> list[Visual]:
-    """All images, then all videos, of a call.
-
-    Args:
-        inputs: what `generate` was called with.
-        copies: of each row that it was called with (`num_return_sequences`).
-    """
+    """All images, then all videos, of a call with `copies` (`num_return_sequences`) a row."""
     visuals = list[Visual]()
     for modality, output in (call.others.get("mm_encoder_outputs") or {}).items():
         features = split_features(output.pooler_output)
