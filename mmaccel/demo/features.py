@@ -87,9 +87,9 @@ class SceneFeatures(Features):
 class ClipFeatures(Features):
     """Of clips: three convolutions over frames, rows and columns.
 
-    The network has learned to look past noise, so that two more numbers are computed: how much fine
-    detail frames have, and how much changes from frame to frame. The features of published FVDs are
-    those of another network (T. Unterthiner et al., 2018, arXiv 1812.01717).
+    Two more numbers, since the network has learned to look past noise: how much fine detail frames
+    have, how much changes between them. Published FVDs are over another network (T. Unterthiner et
+    al., 2018, arXiv 1812.01717).
     """
 
     width, batch = _LEARNED + 2, 50
@@ -160,9 +160,7 @@ def load_features(name: str) -> Features:
 
 
 def cut_windows(sound: Tensor) -> Tensor:
-    """Windows `[N, 10240]` of one sound `[samples]`; what is too short at the end is dropped, and a
-    shorter sound is followed by silence.
-    """
+    """Windows `[N, 10240]` of one sound `[samples]`, without a rest; a shorter sound is padded."""
     if len(sound) < WINDOW:
         sound = nn.functional.pad(sound, (0, WINDOW - len(sound)))
     return sound.unfold(0, WINDOW, STEP)

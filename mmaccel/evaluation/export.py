@@ -1,10 +1,8 @@
 """Folders in the layouts that prompt suites read, made of images that `mmaccel generate` wrote.
 
-Files are links where the suite takes them as they are, and new images where it wants another form.
-Nothing is moved or changed in the folder it came from.
-
-The suites run in environments of their own (their packages pin versions that a current transformers
-does not go with); what they read, as of the repositories named:
+Files are links where the suite takes them as they are, and new images where it wants another form;
+their source stays as it is. Suites run in environments of their own; what they read, as of the
+repositories named:
 
 * geneval (djghosh13/geneval, README and evaluation/evaluate_images.py): `00000/metadata.jsonl`, the
   prompt's line of `evaluation_metadata.jsonl`, and `00000/samples/0000.png`, 4 a prompt.
@@ -83,9 +81,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
 def match_items(
     prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int, *, partial: bool = False
 ) -> list[tuple[Prompt, list[Item]]]:
-    """Prompts with their files, by seed and then by name; a prompt that occurs twice takes the next
-    files.
-    """
+    """Prompts with their files, by seed, then name; one that occurs twice takes the next files."""
     by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
         by_prompt.setdefault(" ".join((item.prompt or "").split()), []).append(item)
@@ -108,8 +104,8 @@ def match_items(
 
 
 def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> int:
-    """Write a suite's folder, which has its name only once all files are there: a suite would take
-    half of them for the whole. Returns how many files it has.
+    """Write a suite's folder, named so once all files are there, or a suite would take half of them
+    for the whole. Returns how many files it has.
     """
     layout, lines = SUITES[suite], dict[str, str]()
     begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")

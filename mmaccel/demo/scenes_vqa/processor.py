@@ -1,8 +1,4 @@
-"""The processor of `scenes-vqa`, of transformers' own classes; torchvision is not needed.
-
-A number is two pieces of its WordPiece vocabulary, so that `72` is read digit by digit and written
-as one word.
-"""
+"""The processor of `scenes-vqa`, of transformers' own classes; torchvision is not needed."""
 
 from __future__ import annotations
 

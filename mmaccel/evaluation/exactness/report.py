@@ -3,14 +3,14 @@
 Greedy tokens and tokens of the same seeds against the plain loop, and greedy ones of texts against
 transformers' own `generate`; rows of a batch against rows made alone; the distribution of whole
 sequences against a toy that can be enumerated, by a G-test; and images of the model itself against
-the plain loop's, by a permutation test of their features. Each test states how much it would have
+the plain loop's, by a permutation test of their features. Tests state how much they would have
 seen.
 
 A window's pass adds in another order than a pass of one token, so its logits differ in their last
-bits. That explains a divergence where the token taken was below the best one by no more than these
-differences; a wider gap is a bug. Both are measured on the model itself, by forwarding the plain
-loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
-bug themselves, such as a window that attends to later tokens, and explain nothing.
+bits. A divergence where the token taken was below the best one by no more than these differences is
+explained by them, a wider gap is a bug; the model forwards the plain loop's tokens again, one by
+one and in windows, to measure both. Differences of more than half of the digits (a window that
+attends to later tokens) are a bug themselves.
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ def compare_rows(
 ) -> Check:
     """Tokens of two runs of the same prompts and seeds.
 
-    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
-    canvas, where there is no next slot, nothing explains one, nor where the two runs have other
-    noise.
+    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee;
+    nothing explains one on a canvas, which has no next slot, or under other noise.
     """
     total, length = plain.tokens.shape
     divergences = first_divergence(made.tokens, plain.tokens)
@@ -168,8 +167,8 @@ def explain_divergence(
     Returns:
         `slot`; `gap`, by which the worse of both tokens was below the best there, in the units of
         the scores (noise included), None where truncation rules it out; `rounding`, the largest
-        difference of a score between passes of one token and of a window; `limit`, above which
-        such a difference is no rounding: half of the digits; `is_rounding`.
+        difference of a score between passes of one token and of a window; `limit` of that, half
+        of the digits; `is_rounding`.
 
     Cost: L passes of one token and L / width of a window.
     """
@@ -303,9 +302,7 @@ def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bo
 
 
 def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
-    """Features `[N, D]` of images of the same N prompts and of independent seeds; labels are
-    permuted within a prompt alone.
-    """
+    """Features `[N, D]` of images of the same N prompts, of independent seeds."""
     name = "features of images"
     numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
     prompt_numbers = [numbers[caption] for caption in captions]

@@ -1,8 +1,7 @@
 """Features of images, clips and sound: which extractor, and running it over a folder.
 
-`moving-scenes` and `voices` are small networks that ship, of clips and of speech; distances over
-them are called FVD-own and FAD-own here, since no published FVD or FAD compares with them. Of
-images, `scenes` is the small network that ships (images of 64x64 captioned scenes alone).
+`scenes` (images of 64x64 captioned scenes alone), `moving-scenes` (clips) and `voices` (speech) are
+small networks that ship, whose distances are no published ones (FVD-own, FAD-own);
 `module:function` is the user's own.
 """
 
@@ -36,9 +35,7 @@ def open_extractor(name: str, own: str = "scenes") -> Extract:
 def load_callable(
     name: str, option: str, wanted: str = "module:function", items: str = "items"
 ) -> Callable[..., Any]:
-    """A function of the user's, which raises OptionError where it raises anything. `items` is what
-    its first argument has, in messages.
-    """
+    """A user's function, OptionError where it raises; `items`, its first argument, in messages."""
     function = import_named(name, option, wanted)
     if not callable(function):
         raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")

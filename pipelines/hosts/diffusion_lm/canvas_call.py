@@ -112,7 +112,7 @@ def read_canvas(
 def _read_rows(
     given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int
 ) -> tuple[Tensor, Tensor]:
-    """Ids `[B, T]` int64 of a call and their mask (1 on tokens), bool, padded on any side.
+    """Ids `[B, T]` int64 of a call and their mask (True on tokens), padded on any side.
 
     No prompt may hold the mask token, or -1; padding may be any number.
     """
