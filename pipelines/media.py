@@ -63,10 +63,7 @@ def collect_payloads(
 
 
 class RunningRequests:
-    """The requests of a run that have not finished, by the numbers of their rows; others may join.
-
-    `begin` makes the rows of requests, which it receives by number.
-    """
+    """Running requests by the numbers of their rows, which `begin` makes; others may join."""
 
     def __init__(self, begin: Callable[[dict[int, Any]], Arrivals]) -> None:
         self._begin = begin

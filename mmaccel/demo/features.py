@@ -1,6 +1,5 @@
-"""Features of images, clips and speech of the demo models, by small networks that were trained to
-name what is in them. A Fréchet or kernel distance needs an extractor that knows its items; these
-know the items of this package alone, and no distance over them compares with a published one.
+"""Features of images, clips and speech of the demo models, by small networks trained to name what
+is in these items. No distance over them compares with a published one.
 """
 
 from __future__ import annotations
@@ -116,10 +115,8 @@ class ClipFeatures(Features):
 
 class SpeechFeatures(Features):
     """Of speech in -1..1: a small recogniser of phonemes and speakers over a mel spectrogram; the
-    mean of its columns over windows of 0.64 s, one window every 0.32 s.
-
-    As in K. Kilgour et al., 2018 (arXiv 1812.08466), the distance is one of windows, not of files;
-    the features of published FADs are those of VGGish.
+    mean of its columns over windows of 0.64 s, one every 0.32 s, not over files, as in K. Kilgour
+    et al., 2018 (arXiv 1812.08466); published FADs are over VGGish.
     """
 
     width, batch = 64, 64

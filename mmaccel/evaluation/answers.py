@@ -29,41 +29,31 @@ Record = dict[str, Any]
 
 
 class AskedModel(ABC):
-    """A model that is asked questions, under methods of one kind, and how its records are told.
+    """A model that is asked questions, under methods of one kind, and how its records are told."""
 
-    Attributes:
-        option: of the levels, fractions that stay.
-        level, rows, kind: names in a report: of a side's level, of the rows, of kinds of questions.
-        whole: name of the first side, which does nothing, in comparisons.
-        chance: the side that draws what stays by chance.
-        easy: sides that tell easy questions, the best first: informative ones are those of
-            VTC-Bench (arXiv:2510.07143), right by the first side and wrong by downsampling.
-        same: what has to be the same in a report to go on from.
-        counted: figures that are means over questions; None where they mean nothing.
-        timed: seconds of a batch that are medians a question, over full batches.
-        per_pass: figures that are medians over full batches.
-        fields: of a question to names in a line of a file.
-        short: tokens of its answers at most.
-    """
-
-    option: ClassVar[str]
-    rows: ClassVar[str]
-    kind: ClassVar[str]
-    level: ClassVar[str]
-    whole: ClassVar[str]
-    chance: ClassVar[str]
+    option: ClassVar[str]  # of the levels, fractions that stay
+    rows: ClassVar[str]  # names in a report: of the rows
+    kind: ClassVar[str]  # … of kinds of questions
+    level: ClassVar[str]  # … of a side's level
+    whole: ClassVar[str]  # name of the first side, which does nothing, in comparisons
+    chance: ClassVar[str]  # the side that draws what stays by chance
+    # sides that tell which questions are easy, the best first: informative ones are those of
+    # VTC-Bench (arXiv:2510.07143), which the first side answers rightly and plain downsampling to
+    # the same level does not
     easy: ClassVar[Sequence[str]] = ()
-    same: ClassVar[Sequence[str]]
+    same: ClassVar[Sequence[str]]  # what has to be the same in a report to go on from
+    # figures that are means over questions; None where they mean nothing
     counted: ClassVar[Sequence[str]]
+    # seconds of a batch that are medians a question, over full batches
     timed: ClassVar[Sequence[str]]
-    per_pass: ClassVar[Sequence[str]] = ()
+    per_pass: ClassVar[Sequence[str]] = ()  # figures that are medians over full batches
     more: ClassVar[Sequence[str]] = ()
     columns: ClassVar[Columns]
     note: ClassVar[str]
-    fields: ClassVar[Mapping[str, str]]
+    fields: ClassVar[Mapping[str, str]]  # of a question to names in a line of a file
     first: ClassVar[Side]
     demo: ClassVar[str]
-    short: ClassVar[int]
+    short: ClassVar[int]  # tokens of its answers at most
     model: Any
     is_demo: bool
 

@@ -36,8 +36,8 @@ from mmaccel.pipelines.hosts.loading.tasks import check_task
 _COMMAND = "evaluate cache"
 SLOTS = ("kv_cache", "attention")
 CHANCE = "random-eviction"
+# One of `SLOTS`; a name of the catalog, of an entry point, or a `module:Name`; and its fields.
 Method = tuple[str, str, Mapping[str, Any]]
-"""One of `SLOTS`; a name of the catalog, of an entry point, or a `module:Name`; and its fields."""
 CONTROLS: tuple[Method, ...] = (
     ("kv_cache", CHANCE, {}),
     ("kv_cache", "streaming-llm", {"sinks": 0}),
@@ -46,9 +46,7 @@ CONTROLS: tuple[Method, ...] = (
 
 @dataclass(frozen=True)
 class TextModel(AskedModel):
-    """A causal language model of transformers with its tokenizer; the demo's is `recall`, or other
-    weights of it.
-    """
+    """A causal language model with its tokenizer; the demo's is `recall`, or weights of it."""
 
     option = "--budgets"
     rows = "cache_sides"
@@ -219,8 +217,7 @@ def _make(method: Method, budget: float | None, n_tokens: int) -> LayerMethods:
 
 
 def takes_budget(method: Method) -> bool:
-    """Whether its budget may be chosen: not where its own fields or another rule fix it, so that
-    its budget is all by default."""
+    """Whether its budget may be chosen: neither fields nor another rule fix it (all by default)."""
     slot, name, options = method
     entry = METHODS[slot].get(name)
     target = find_own(slot, name) if entry is None else entry.target

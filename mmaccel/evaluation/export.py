@@ -30,31 +30,22 @@ from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
 _JPEG: dict[str, Any] = {"quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
+# A prompt of a suite: its text, what files are named by, and what goes into files.
 Prompt = tuple[str, str, dict[str, Any]]
-"""A prompt of a suite: its text, what files are named by, and what goes into files."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite reads.
+    """What a suite reads."""
 
-    Attributes:
-        per_prompt: files of a prompt that it asks for.
-        file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        prompts: what holds its prompts, in words.
-        allowed: numbers of files of a prompt that it reads; empty: any.
-        is_grid: whether all images of a prompt are one file.
-        lines: the name of a file with a line of facts for a prompt, of `name`.
-    """
-
-    per_prompt: int
+    per_prompt: int  # files of a prompt that it asks for
     read: Callable[[Path], Iterator[Prompt]]
-    file: str
+    file: str  # name of a prompt's file number `k`, of `name`, and with the `suffix` of the image
     kinds: tuple[str, ...] = IMAGES
-    prompts: str = "a file"
-    allowed: tuple[int, ...] = ()
-    is_grid: bool = False
-    lines: str = ""
+    prompts: str = "a file"  # what holds its prompts, in words
+    allowed: tuple[int, ...] = ()  # numbers of files of a prompt that it reads; empty: any
+    is_grid: bool = False  # whether all images of a prompt are one file
+    lines: str = ""  # the name of a file with a line of facts for a prompt, of `name`
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
@@ -137,8 +128,7 @@ def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[
 
 
 def _write_images(items: Sequence[Item], path: Path) -> None:
-    """Write images as one, a grid in rows where there are several; a hard link, or a copy from
-    another disk, of one file of the same suffix."""
+    """Write images as one, several as a grid; one of the same suffix is linked, or copied."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

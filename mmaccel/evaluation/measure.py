@@ -35,9 +35,7 @@ def _same(index: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: `run` makes of a round's inputs the run's own figures, `inputs` makes
-    these, by the round's index, before the clock runs.
-    """
+    """What is measured: `run` makes the run's own figures of what `inputs` makes, untimed."""
 
     name: str
     run: Callable[[Any], Mapping[str, Any] | None]
@@ -155,13 +153,12 @@ def read_peak(device: torch.device) -> int | None:
     return int(peaks[0]) * 1024 if peaks else None
 
 
+# Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function.
 Columns = Mapping[str, str | Callable[[Any], str]]
-"""Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function."""
 
 
 def tabulate(columns: Columns, rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal; "-"
-    where a format has a number that is None."""
+    """The cells of each row, for `tables.grid` or a terminal; "-" where a number is None."""
     return [tuple(_write(cell, row) for cell in columns.values()) for row in rows]
 
 

@@ -18,8 +18,8 @@ from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_lines
 
 ALL = "all"  # questions of all kinds together
+# Of a question to names in a line of a file.
 TEXT_FIELDS = {"kind": "task", "text": "prompt", "answer": "answer"}
-"""Of a question to names in a line of a file."""
 IMAGE_FIELDS = {"kind": "kind", "text": "question", "answer": "answer", "image": "image"}
 
 

@@ -30,15 +30,13 @@ PLAIN, POLICY = "plain", "policy"  # sides of `mmaccel evaluate speed`
 _MIN_INTERVAL = 10  # images, for an interval of the mean
 _STAGES = ("forward", "sampler", "pixel", "other")
 _SUMMED = ("captures", "passes", "row_passes", "prefill_passes", "draft_passes", "tokens")
+# Prompts and seeds of a round.
 Batch = tuple[Sequence[str], Sequence[int]]
-"""Prompts and seeds of a round."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured: a `source` has a `stream` as `TextToImage` has it; None is the policy of a
-    source that has none.
-    """
+    """What is measured: a `source` with a `stream` of images or texts, and its policy, if any."""
 
     name: str
     source: Any
@@ -135,9 +133,9 @@ def half_width(made: ImageOutput) -> float | None:
 
 
 def summarise_speed(runs: Sequence[Run]) -> list[Row]:
-    """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: those of
-    `mmaccel.evaluation.measure.summarise` with means over runs. `histogram` has row-passes that
-    made 1, 2, … tokens, `loses_to` the sides that are faster than the policy.
+    """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: means over runs
+    beside `measure.summarise`. `histogram` has row-passes that made 1, 2, … tokens, `loses_to`
+    the sides that are faster than the policy.
     """
     rows: list[Row] = []
     for size in dict.fromkeys(run["batch_size"] for run in runs):

@@ -202,27 +202,22 @@ def count_visual(model: Any, inputs: dict[str, Any], columns: Tensor) -> Tensor:
 
 @dataclass
 class PromptCost:
-    """The prompt's part of a `generate` call of R rows and a model of L layers.
+    """The prompt's part of a `generate` call of R rows and a model of L layers."""
 
-    Attributes:
-        encoder_seconds: of encoding images.
-        prefill_seconds: from then to the first token's logits: reduction, and the prompt's pass.
-        seconds: of the whole call.
-        columns: `[R, L]` int64, columns that each layer processed last, without padding.
-        flops: `[R]` float64, of all passes up to the first token.
-    """
-
-    encoder_seconds: float = 0.0
+    encoder_seconds: float = 0.0  # of encoding images
+    # from then to the first token's logits: reduction, and the prompt's pass
     prefill_seconds: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the whole call
+    # `[R, L]` int64, columns that each layer processed last, without padding
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    # `[R]` float64, of all passes up to the first token
     flops: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
 @contextmanager
 def watch_prompt(model: Any) -> Iterator[PromptCost]:
-    """Measure the `generate` call inside the block; its result is whole after the block. Passes
-    that are captured as CUDA graphs run no hooks: attach with `cuda_graphs=False`.
+    """Measure the `generate` call inside the block; the result is whole after it. Captured passes
+    (CUDA graphs) run no hooks: attach with `cuda_graphs=False`.
     """
     cost = PromptCost()
     layers = list(model.get_decoder().layers)

@@ -62,8 +62,7 @@ class ClipServe(ClipOptions):
 class ImageToVideo(Pipeline):
     """Clips that begin with given frames, by any window policy. One run at a time.
 
-    Args:
-        text_encoder: folder that what reads its prompts was loaded from, if any.
+    `text_encoder` is the folder that what reads its prompts was loaded from, if any.
     """
 
     modality = "Video"

@@ -57,8 +57,7 @@ _SIDE = 768
 
 
 class ChameleonImages(ImageModel):
-    """`ChameleonForConditionalGeneration` with its text tokenizer and the decoder of its codes.
-
+    """`ChameleonForConditionalGeneration` with its text tokenizer and the decoder of its codes;
     `row_end` is the name of the token that closes a row, or None.
     """
 

@@ -124,9 +124,7 @@ def _count_slots(call: GenerateCall) -> int:
 
 
 def make_positions(model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]) -> Tensor:
-    """The positions `[B, 3, P]` int64 of a prompt `[B, T]` without its padding (False in the mask),
-    then those of the grids, which `others`, arguments of the model's forward, have.
-    """
+    """Positions `[B, 3, P]` int64 of prompts `[B, T]` but padding, then grids (in `others`)."""
     prompt, grids = _find_positions(model, ids, mask, others)
     rows = [torch.cat([prompt[:, b, is_real], grids[b]], 1) for b, is_real in enumerate(mask)]
     longest = max(row.shape[1] for row in rows)

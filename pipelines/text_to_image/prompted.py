@@ -53,9 +53,8 @@ class PromptPipeline(Pipeline):
         return self.prompted_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for another size in pixels, which most models do not have.
-
-        Weights are shared, and both pipelines together still have one run at a time.
+        """This pipeline for another size in pixels, if the model has it. Weights are shared; both
+        together still have one run at a time.
         """
         model = self.prompted_model.resize(LoadConfig(size=size).size or self.size)
         return self._share(model)
@@ -138,10 +137,8 @@ class PromptPipeline(Pipeline):
     def warm_up(
         self, policy: Any, params: SamplingParams, text: str, rows: int, on_pass: Any = None
     ) -> float:
-        """Seconds of a pass, by a few, so that the first measured image does not pay for
-        allocations.
-
-        An exception from `on_pass`, called after every pass, ends the warming up.
+        """Seconds of a pass, by a few, which allocate; an exception from `on_pass`, called after
+        every pass, ends the warming up.
         """
         ends: list[float] = []
 

@@ -1,8 +1,7 @@
 """Sound in chunks while its tokens are decoded.
 
-A chunk, a fixed number of frames, is decoded to sound with the frames around it that the codec
-reads (`SoundContext`), as soon as these are accepted: a policy changes when it comes, not how it
-sounds.
+A chunk, a fixed number of frames, is decoded with the frames around it that the codec reads
+(`SoundContext`) once they are accepted: a policy changes when it comes, not how it sounds.
 """
 
 from __future__ import annotations

@@ -82,9 +82,7 @@ class Track:
 
 
 def check_clips(clips: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges clips [B, F, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice;
-    what a caption leaves open cannot be wrong.
-    """
+    """Judges clips [B, F, 3, 64, 64] float in 0..1 by captions, none with a colour twice."""
     pairs = zip(clips, captions, strict=True)
     return [_judge(clip.float(), read_caption(caption)) for clip, caption in pairs]
 

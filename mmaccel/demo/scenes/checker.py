@@ -213,9 +213,7 @@ def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
 
 
 def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
-    """Coefficients of determination [K] of linear fits in masks [K, n], all channels of `colours`
-    [3, n] together, where `weight` [n] is not 0.
-    """
+    """R^2 [K] of linear fits in masks [K, n] of `colours` [3, n], where `weight` [n] is not 0."""
     counted = weight > 0
     m = masks[:, counted]
     x = colours[:, counted]

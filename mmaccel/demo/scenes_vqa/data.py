@@ -381,10 +381,8 @@ KINDS: dict[str, Callable[[BusyScene], Answers]] = {
 
 
 def _find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None:
-    """The nearest object in a direction from a thing; None where that is not clear.
-
-    An object lies in a direction if it is at least as far along it as across. One that is nearly
-    so, and not clearly farther away than the nearest, makes it unclear.
+    """The nearest object in a direction, at least as far along as across, from a thing; None where
+    one that is nearly so, and not clearly farther away, makes it unclear.
     """
     inside, doubtful = [], []
     for other in scene.objects:

@@ -27,25 +27,15 @@ from mmaccel.checks import importing
 
 @dataclass(frozen=True)
 class GTest:
-    """Result of a G-test.
+    """Result of a G-test."""
 
-    Attributes:
-        statistic: G = 2 sum O ln(O / E); infinite if something impossible was seen.
-        degrees: cells left after pooling, less one.
-        p_value: probability of so large a G / correction under the distribution.
-        n_samples: N.
-        total_variation: distance between counts / N and the distribution, over the unpooled cells.
-        floor: its expectation if the distribution is right.
-        correction: by which the statistic is divided before it is compared with chi-square.
-    """
-
-    statistic: float
-    degrees: int
-    p_value: float
-    n_samples: int
-    total_variation: float
-    floor: float
-    correction: float = 1.0
+    statistic: float  # G = 2 sum O ln(O / E); infinite if something impossible was seen
+    degrees: int  # cells left after pooling, less one
+    p_value: float  # probability of so large a G / correction under the distribution
+    n_samples: int  # N
+    total_variation: float  # between counts / N and the distribution, over the unpooled cells
+    floor: float  # its expectation if the distribution is right
+    correction: float = 1.0  # divides the statistic before it is compared with chi-square
 
 
 def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -166,15 +156,10 @@ def first_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def power(total_variation: float, n_samples: float, degrees: int, level: float) -> float:
-    """Least probability to reject any distribution at this total variation from the tested one.
+    """Least probability to reject, at p-values below `level`, what is at this total variation.
 
-    The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz), whatever
-    p' is, so this is a bound for every bug of that size (that size counted over the pooled cells).
-
-    Args:
-        total_variation: of the wrong distribution from the right one, in 0..1.
-        n_samples: N; of two samples of N and M, N M / (N + M).
-        level: p-value below which the test rejects.
+    The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz) for every p';
+    TV is over the pooled cells, N of two samples of N and M is N M / (N + M).
     """
     if not degrees:
         return 0.0

@@ -29,27 +29,20 @@ from mmaccel.evaluation.quality.distances import Array, check_features, check_pa
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8
+# A group number for each item of both sets; labels are permuted within a group alone.
 Groups = tuple[Sequence[int], Sequence[int]]
-"""A group number for each item of both sets; labels are permuted within a group alone."""
 
 
 @dataclass(frozen=True)
 class PermutationTest:
-    """Result of a permutation test.
+    """Result of a permutation test."""
 
-    Attributes:
-        statistic: squared discrepancy of the observed labels.
-        p_value: share of labellings, the observed one included, with one as large.
-        n_first, n_second: items.
-        least: the least p-value of these sizes and groups.
-    """
-
-    statistic: float
-    p_value: float
+    statistic: float  # squared discrepancy of the observed labels
+    p_value: float  # share of labellings, the observed one included, with one as large
     n_first: int
     n_second: int
     permutations: int
-    least: float
+    least: float  # the least p-value of these sizes and groups; no level under it can reject
 
 
 def permutation_test(
@@ -94,9 +87,7 @@ def permutation_test(
 
 
 def gaussian_kernel(items: Array) -> Array:
-    """exp(-|x - y|^2 / (2 m^2)) of all pairs of `[N, D]`, `[N, N]`; m is the median distance of
-    different items (1 where that is 0).
-    """
+    """exp(-|x - y|^2 / (2 m^2)) `[N, N]` of `[N, D]`; m is the median distance, 1 where it is 0."""
     items = items - items.mean(0)  # distances stay, and keep their digits far from 0
     with np.errstate(over="ignore", invalid="ignore"):
         squares = (items * items).sum(1)
@@ -130,19 +121,14 @@ def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
 
 @dataclass(frozen=True)
 class Power:
-    """What a permutation test would have seen.
+    """What a permutation test would have seen."""
 
-    Attributes:
-        level: p-value at which it rejects.
-        chances: shift in standard deviations to the share of simulated tests that rejected it.
-        visible: the smallest shift rejected in `POWER` of them or more; None if none was.
-        trials: simulated tests for each shift.
-    """
-
-    level: float
+    level: float  # p-value at which it rejects
+    # shift in standard deviations to the share of simulated tests that rejected it
     chances: dict[float, float]
+    # the smallest shift rejected in `POWER` of them or more; None if none was
     visible: float | None
-    trials: int
+    trials: int  # simulated tests for each shift
 
 
 def measure_power(

@@ -21,18 +21,18 @@ from mmaccel.evaluation.exactness.g_test import combine, compare_counts, pool_ce
 from mmaccel.evaluation.exactness.report import Check, judge
 from mmaccel.samplers.sampling_params import SamplingParams
 
+# From a prompt and a seed to new tokens: a sequence, array or tensor of integers.
 Loop = Callable[[Any, int], Any]
-"""From a prompt and a seed to new tokens: a sequence, array or tensor of integers."""
+# A sequence for each seed, of a prompt by its number.
 Draw = Callable[[int, Sequence[int]], list[list[int]]]
-"""A sequence for each seed, of a prompt by its number."""
 SMALLEST = 10  # sequences of a cell, of both samples together
 
 
 def compare_loops(
     loop: Draw, reference: Draw, n_prompts: int, samples: int, seed: int
 ) -> Iterator[Check]:
-    """Whether a loop has the reference's distribution: one check, of at least so many sequences of
-    each, equally many of each prompt. Sequences have the seeds from `seed` on.
+    """Whether a loop has the reference's distribution: one check, of at least so many sequences
+    each, equally many of each prompt, with the seeds from `seed` on.
     """
     each = -(-samples // n_prompts)
     if each < SMALLEST:

@@ -43,27 +43,19 @@ _MAX_GAP = 4  # a gap of so many times the largest difference seen still counts 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. Prompt k has seed + k; sampled checks have the `params`.
+    """What to run. Prompt k has seed + k; sampled checks have the `params`."""
 
-    Attributes:
-        pipe: a `TextToImage`, of images or of `ContinuedTexts`.
-        plain: what the policy is compared with.
-        samples: sequences of the toy; 0 leaves the test out.
-        extract: features of images; None leaves the permutation test out.
-        library: a `BaselineDecoding` to compare with; None leaves the comparison out.
-    """
-
-    pipe: Any
+    pipe: Any  # a `TextToImage`, of images or of `ContinuedTexts`
     policy: Any
-    plain: Any
+    plain: Any  # what the policy is compared with
     captions: Sequence[str]
     seed: int
     params: SamplingParams
     batch_size: int
     dtype: str = EXACT_DTYPE
-    samples: int = 50_000
-    extract: Extract | None = None
-    library: Any = None
+    samples: int = 50_000  # sequences of the toy; 0 leaves the test out
+    extract: Extract | None = None  # features of images; None leaves the permutation test out
+    library: Any = None  # a `BaselineDecoding` to compare with; None leaves the comparison out
 
     @property
     def width(self) -> int:
@@ -72,9 +64,7 @@ class Plan:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
-        alone, because rounding cannot be told from a mistake there.
-        """
+        """Whether the same seeds are guaranteed the same tokens; on a canvas in float32 alone."""
         is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
         return self.policy.exactness == "bitwise" and is_decidable
 
@@ -93,9 +83,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """One guarantee, or a measurement without one; `said` is in words, `figures` are ready for
-    JSON.
-    """
+    """A guarantee, or a measurement without one, in words; `figures` are ready for JSON."""
 
     name: str
     guaranteed: bool
@@ -188,9 +176,8 @@ def explain_divergence(
 
 @torch.no_grad()
 def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: int) -> Tensor:
-    """Scores plus frozen noise `[L, V]` float32 at every slot of tokens `[L]`, the last of which is
-    not processed, in passes of `width` tokens. The argmax is the token that a run draws there. At
-    temperature 0, where the params leave one token, before truncation.
+    """Scores plus frozen noise `[L, V]` float32 at all slots of `[L]`, in passes of `width` tokens;
+    the argmax is what a run draws. At temperature 0, of one token left, before truncation.
     """
     params, model, images = plan.params, plan.pipe.model, plan.pipe.image_model
     noise = Noise.from_seed([seed], 1, model.device)

@@ -20,9 +20,9 @@ from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.distances import Array, check_features
 from mmaccel.own_code import import_named, reason
 
+# Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
+# `[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows.
 Extract = Callable[..., Tensor]
-"""Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
-`[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows."""
 
 
 def open_extractor(name: str, own: str = "scenes") -> Extract:

@@ -178,9 +178,8 @@ def make_task(
 def read_ended(
     stream: Generation, cells: Cells, given: Tensor, *, stop: int, end: int, padding: int
 ) -> Tensor:
-    """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest.
-
-    The stream has `stop` in place of an `end`, the code that ends a book; `padding` goes behind it.
+    """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest: `end`,
+    which ends a book, for the stream's `stop`, and `padding` behind it.
     """
     index = torch.arange(stream.tokens.shape[1], device=given.device)
     tokens = torch.where(index < stream.lengths[:, None], stream.tokens, padding)

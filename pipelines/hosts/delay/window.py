@@ -43,9 +43,8 @@ class StepDecoder(ABC):
 
     @abstractmethod
     def forward(self, codes: Tensor, at: Tensor) -> Tensor:
-        """Logits `[R, n, K, V]` of what follows codes `[R, n, K]` at steps `at` `[R, n]`, in order.
-
-        What the cache holds from the first step on is overwritten.
+        """Logits `[R, n, K, V]` of what follows codes `[R, n, K]` at steps `at` `[R, n]`, in order;
+        what the cache holds from the first step on is overwritten.
         """
 
 

@@ -34,9 +34,8 @@ _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def check_denoiser(model: Any) -> None:
-    """Refuse a `Denoiser` whose passes do not follow their masks and positions.
-
-    A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
+    """Refuse a `Denoiser` whose passes do not follow masks and positions; where logits cannot be
+    compared (NaN, all alike) it passes, and is checked again next time.
     """
     inner = model if model.model is None else model.model
     attention = own_attention(getattr(inner, "config", None))

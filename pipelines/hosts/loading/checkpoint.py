@@ -50,13 +50,9 @@ class LoadConfig(LoadOptions):
 def load_model(
     kind: Any, folder: Path, load_config: LoadConfig, optional: str = "$^", option: str = "model"
 ) -> Any:
-    """Load a model in evaluation mode from a folder of `save_pretrained`.
-
-    Args:
-        kind: class of transformers or diffusers.
-        optional: pattern of names of tensors that may be missing or surplus; others, and those of
-            another shape, are refused with their names.
-        option: name of the option in messages.
+    """Load a model of a class of transformers or diffusers from a folder of `save_pretrained`, in
+    evaluation mode. Tensors that are missing or surplus, unless their names match `optional`, or
+    of another shape, are refused with their names; messages name `option`.
     """
     warn_if_untested()
     check_folder(folder, option)

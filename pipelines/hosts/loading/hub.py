@@ -1,8 +1,4 @@
-"""Downloads from the Hugging Face hub: only files that are read, and errors that say what helps.
-
-A repository is not there, is gated, cannot be reached, has no such revision, or does not fit on the
-disk: five messages.
-"""
+"""Downloads from the Hugging Face hub: only files that are read, and errors that say what helps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Moving a loaded pipeline: `to` another device or dtype, and parts that wait on the CPU.
 
-A pipeline's parts are the model that predicts tokens, and modules that encode prompts or decode
-tokens. What a model's wrapper has computed from its weights, and captured passes, are dropped and
-made anew by the next call.
+What a model's wrapper has computed from its weights, and captured passes, are made anew then.
 """
 
 from __future__ import annotations
@@ -251,9 +249,7 @@ def drop_computed(window: Any) -> None:
 
 
 def ready(module: Any) -> torch.device:
-    """Bring a part to where it computes, if `enable_model_cpu_offload` moves it, for other methods
-    than its `forward`; the device that it takes its inputs on.
-    """
+    """Where a part takes its inputs, brought there if `enable_model_cpu_offload` moves it."""
     hook = vars(module).get("_hf_hook")
     if hook is not None and hasattr(hook, "prev_module_hook"):  # accelerate's CpuOffload
         hook.pre_forward(module)

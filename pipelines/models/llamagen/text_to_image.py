@@ -142,9 +142,8 @@ class PromptImages(LlamaGenImages):
 
 
 def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
-    """Load a transformer of LlamaGen's authors, a file such as `c2i_L_256.pt` or a folder with one,
-    with the tokenizer (and T5) next to it; the option `decoder` is the tokenizer's file, such as
-    `vq_ds16_c2i.pt`.
+    """Load a published transformer, a file such as `c2i_L_256.pt` or a folder with one, and the
+    tokenizer (and T5) next to it; `decoder` is the tokenizer's file, such as `vq_ds16_c2i.pt`.
     """
     refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent

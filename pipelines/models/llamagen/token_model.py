@@ -51,10 +51,8 @@ _NO_ANGLES = "the queries and keys of its prompt are zero"
 
 
 class GridRotary(nn.Module):
-    """Replaces the rotary embedding of a transformers model.
-
-    Of a head's D / 2 pairs the first quarter turns by rows, the second by columns, twice; `n_first`
-    positions of the condition have no angles.
+    """Rotary embedding whose quarters of D / 2 pairs turn by rows, columns, rows, columns; none at
+    the `n_first` positions of the condition.
     """
 
     speeds: Tensor
@@ -164,10 +162,8 @@ class LlamaGenTextWindow(LlamaGenWindow):
         self._lengths: Tensor | None = None  # [R], of the conditions
 
     def begin(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
-        """Set the text features `[B, T, width]` from T5 of the next run, padding on the right, T is
-        `n_first`, and their lengths `[B]`.
-
-        If guided, unconditional rows follow; each has the length of its conditional row.
+        """Set text features `[B, T, width]` of the next run, padded on the right to `n_first`, and
+        lengths `[B]`; if guided, unconditional rows of the same lengths follow.
         """
         condition = self.model.condition
         features = features.to(self.device, self.model.dtype)

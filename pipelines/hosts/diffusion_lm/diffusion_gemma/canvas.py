@@ -39,8 +39,7 @@ _OF_THE_LOOP = ("current_canvas", "argmax_canvas", "finished_denoising", "cur_st
 class GemmaCanvas(Denoiser):
     """The decoder as a `Denoiser` of one canvas, whose rows may end by the library's own criterion.
 
-    Columns before the canvas are ignored: the encoder's cache holds the prompt. `step` has the
-    arguments of the library's denoising step.
+    Columns before it are ignored: the encoder's cache has them. `step`: see the library's step.
     """
 
     mask_token = None

@@ -42,10 +42,7 @@ class CachedBlocks(Checked):
         mask: "pipeline" is exact with respect to the pipeline as it is, with a 2-D mask; a model
             whose earlier blocks see later ones under it runs without a cache. "blocks" gives the
             model the 4-D block mask of LLaDA2's own `generate`, and is exact with respect to the
-            pipeline's decoder over that mask.
-
-    Raises:
-        OptionError: another mask.
+            pipeline's decoder over that mask; another is an OptionError.
     """
 
     needs = frozenset({"own scheduler"})
