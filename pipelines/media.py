@@ -1,8 +1,7 @@
 """Decoding of token rows to payloads, which all media pipelines share.
 
-A checked call becomes a `RowPlan`. `Pipeline.decode_rows` runs a policy over its rows with
-continuous batching. Each finished row is decoded to its payload (an image, an utterance, a clip) by
-itself, and the payload is delivered while other rows still run.
+`Pipeline.decode_rows` runs a policy over the rows of a `RowPlan` with continuous batching. Each
+finished row is decoded to its payload (an image, an utterance, a clip) by itself.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ def collect_payloads(
 
 
 class RunningRequests:
-    """The requests of a run that have not finished, by the numbers of their rows; others may join.
-
-    `begin` makes the rows of requests, which it receives by number.
-    """
+    """Running requests by the numbers of their rows, which `begin` makes; others may join."""
 
     def __init__(self, begin: Callable[[dict[int, Any]], Arrivals]) -> None:
         self._begin = begin

@@ -1,8 +1,4 @@
-"""What the pipelines of all modalities share: loading options, moving, one run at a time.
-
-A modality (images, speech, clips) is a child of `Pipeline`: how prompts are encoded, what a row is,
-and how its tokens are rendered.
-"""
+"""What the pipelines of all modalities share: loading options, moving, one run at a time."""
 
 from __future__ import annotations
 
@@ -64,8 +60,7 @@ def read_loading(
 
 
 class Pipeline(MovablePipeline):
-    """Base of the pipelines whose model decodes rows of tokens. One run at a time: the model has
-    one cache.
+    """Base of the pipelines whose model, of one cache and so of one run at a time, decodes rows.
 
     Args:
         host: the model with its layout, encoder and renderer; its `window` predicts tokens.
@@ -126,8 +121,7 @@ class Pipeline(MovablePipeline):
                 ends the run and reaches the caller.
 
         Returns:
-            Stats of the run. `pixel_seconds` is the time spent in `finish`; `seconds` excludes the
-            time spent in `finish` and `deliver`.
+            Stats; `pixel_seconds` is the time in `finish`, `seconds` is without it and `deliver`.
         """
         methods = decoding.methods
         n_rows = plan.prompt.batch
@@ -174,9 +168,7 @@ class Pipeline(MovablePipeline):
         return generation
 
     def make_room(self, prompt: Prompt, call: ServeOptions, length: int) -> Prompt:
-        """A prompt with positions for the longest one that may join before `length` tokens; no more
-        than the model has.
-        """
+        """A prompt with room for the longest that may join before `length` tokens, if there is."""
         limit = self.model.max_positions
         width = call.prompt_width if limit is None else min(call.prompt_width, limit - length + 1)
         room = width - prompt.tokens.shape[1]

@@ -1,6 +1,5 @@
-"""Features of images, clips and speech of the demo models, by small networks that were trained to
-name what is in them. A Fréchet or kernel distance needs an extractor that knows its items; these
-know the items of this package alone, and no distance over them compares with a published one.
+"""Features of images, clips and speech of the demo models, by small networks trained to name what
+is in these items. No distance over them compares with a published one.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ class SceneFeatures(Features):
 class ClipFeatures(Features):
     """Of clips: three convolutions over frames, rows and columns.
 
-    The network has learned to look past noise, so that two more numbers are computed: how much fine
-    detail frames have, and how much changes from frame to frame. The features of published FVDs are
-    those of another network (T. Unterthiner et al., 2018, arXiv 1812.01717).
+    Two more numbers, since the network has learned to look past noise: how much fine detail frames
+    have, how much changes between them. Published FVDs are over another network (T. Unterthiner et
+    al., 2018, arXiv 1812.01717).
     """
 
     width, batch = _LEARNED + 2, 50
@@ -116,10 +115,8 @@ class ClipFeatures(Features):
 
 class SpeechFeatures(Features):
     """Of speech in -1..1: a small recogniser of phonemes and speakers over a mel spectrogram; the
-    mean of its columns over windows of 0.64 s, one window every 0.32 s.
-
-    As in K. Kilgour et al., 2018 (arXiv 1812.08466), the distance is one of windows, not of files;
-    the features of published FADs are those of VGGish.
+    mean of its columns over windows of 0.64 s, one every 0.32 s, not over files, as in K. Kilgour
+    et al., 2018 (arXiv 1812.08466); published FADs are over VGGish.
     """
 
     width, batch = 64, 64
@@ -160,9 +157,7 @@ def load_features(name: str) -> Features:
 
 
 def cut_windows(sound: Tensor) -> Tensor:
-    """Windows `[N, 10240]` of one sound `[samples]`; what is too short at the end is dropped, and a
-    shorter sound is followed by silence.
-    """
+    """Windows `[N, 10240]` of one sound `[samples]`, without a rest; a shorter sound is padded."""
     if len(sound) < WINDOW:
         sound = nn.functional.pad(sound, (0, WINDOW - len(sound)))
     return sound.unfold(0, WINDOW, STEP)

@@ -26,9 +26,8 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
         folder: other weights of the same kind, such as `full/generator` of a work folder.
 
     Returns:
-        The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
-        or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
-        left. Token ids are [B, T].
+        In evaluation mode, a `LlavaNextForConditionalGeneration` and its `LlavaNextProcessor`, or a
+        `LlamaForCausalLM` and its tokenizer. Token ids are [B, T].
     """
     check_choice("name", name, NAMES)
     home = WEIGHTS / name

@@ -1,11 +1,9 @@
 """Answers to the same questions by every side, batch by batch, and what each cost.
 
-What a side has answered is kept as a record of lists, one entry a round, ready for JSON: a run that
-was stopped goes on with the first round that a side lacks. `right` has a character for each
-question, "1" where its answer was right; `sessions` the run that measured the round.
-
-Intervals are those of `mmaccel.evaluation.shares`. They take questions for independent; several
-about one image are not quite.
+A side's record is lists of one entry a round, ready for JSON: a stopped run goes on with the first
+round that a side lacks. `right` has a character a question, "1" where its answer was right;
+`sessions` the run that measured the round. Intervals (`mmaccel.evaluation.shares`) take questions
+for independent; several about one image are not quite.
 """
 
 from __future__ import annotations
@@ -31,42 +29,31 @@ Record = dict[str, Any]
 
 
 class AskedModel(ABC):
-    """A model that is asked questions, under methods of one kind, and how its records are told.
+    """A model that is asked questions, under methods of one kind, and how its records are told."""
 
-    Attributes:
-        option: of the levels, fractions that stay.
-        level, rows, kind: names in a report: of a side's level, of the rows, of kinds of questions.
-        whole: name of the first side, which does nothing, in comparisons.
-        chance: the side that draws what stays by chance.
-        easy: sides that tell which questions are easy, the best first: informative ones are those
-            of VTC-Bench (arXiv:2510.07143), which the first side answers rightly and plain
-            downsampling to the same level does not.
-        same: what has to be the same in a report to go on from.
-        counted: figures that are means over questions; None where they mean nothing.
-        timed: seconds of a batch that are medians a question, over full batches.
-        per_pass: figures that are medians over full batches.
-        fields: of a question to names in a line of a file.
-        short: tokens of its answers at most.
-    """
-
-    option: ClassVar[str]
-    rows: ClassVar[str]
-    kind: ClassVar[str]
-    level: ClassVar[str]
-    whole: ClassVar[str]
-    chance: ClassVar[str]
+    option: ClassVar[str]  # of the levels, fractions that stay
+    rows: ClassVar[str]  # names in a report: of the rows
+    kind: ClassVar[str]  # … of kinds of questions
+    level: ClassVar[str]  # … of a side's level
+    whole: ClassVar[str]  # name of the first side, which does nothing, in comparisons
+    chance: ClassVar[str]  # the side that draws what stays by chance
+    # sides that tell which questions are easy, the best first: informative ones are those of
+    # VTC-Bench (arXiv:2510.07143), which the first side answers rightly and plain downsampling to
+    # the same level does not
     easy: ClassVar[Sequence[str]] = ()
-    same: ClassVar[Sequence[str]]
+    same: ClassVar[Sequence[str]]  # what has to be the same in a report to go on from
+    # figures that are means over questions; None where they mean nothing
     counted: ClassVar[Sequence[str]]
+    # seconds of a batch that are medians a question, over full batches
     timed: ClassVar[Sequence[str]]
-    per_pass: ClassVar[Sequence[str]] = ()
+    per_pass: ClassVar[Sequence[str]] = ()  # figures that are medians over full batches
     more: ClassVar[Sequence[str]] = ()
     columns: ClassVar[Columns]
     note: ClassVar[str]
-    fields: ClassVar[Mapping[str, str]]
+    fields: ClassVar[Mapping[str, str]]  # of a question to names in a line of a file
     first: ClassVar[Side]
     demo: ClassVar[str]
-    short: ClassVar[int]
+    short: ClassVar[int]  # tokens of its answers at most
     model: Any
     is_demo: bool
 
@@ -106,11 +93,10 @@ class AskedModel(ABC):
 
 @dataclass(frozen=True)
 class Side:
-    """A way to answer the questions: `make` says what is done to the model for prompts of so many
-    tokens.
+    """A way to answer the questions: `make` says what is done to the model for so long prompts.
 
-    `level` is the fraction that stays; None where the method fixes it. `group` is what the side is
-    called where the model does not take it, by default its key.
+    `level` is the fraction that stays, None where the method fixes it; `group` is by default its
+    key, and what the side is called where the model does not take it.
     """
 
     key: str
@@ -124,8 +110,8 @@ class Side:
 def try_sides(
     asked: AskedModel, wanted: Sequence[Side], n_tokens: int
 ) -> tuple[list[Side], dict[str, str]]:
-    """The sides that a model can be measured with, for prompts of so many tokens, and the reasons
-    why groups are left out; UnsupportedModelError where none is left.
+    """Sides that a model can be measured with, for prompts of so many tokens, and why other groups
+    are left out; UnsupportedModelError where none is left.
     """
     with attach(asked.model, "autoregressive", strict=True):
         pass
@@ -166,8 +152,9 @@ def measure_answers(
     seed: int = 0,
     session: int = 0,
 ) -> Iterator[str]:
-    """Fill the records, by the sides' keys, round by round; yields the key of the side that has
-    answered a batch. Question k has seed + k, for methods that draw.
+    """Fill the records by side, round by round; yields the key of the side that answered a batch.
+
+    Question k has seed + k, for methods that draw.
     """
     done = {side.key: len(records[side.key]["seconds"]) for side in sides}
     n_rounds = -(-len(questions) // batch)
@@ -211,9 +198,8 @@ def summarise(
 
     Returns:
         Rows with: `side`, `method`, the level, `questions`; `accuracy`, by kind and under "all";
-        the topic's figures; `sessions`, the runs that measured it; `to_…` the first side and
-        `to_random`, paired differences of accuracy; `informative`, the share of right answers to
-        informative questions. None where there is nothing to compare with.
+        the topic's figures; `sessions`; `to_…` the first side and `to_random`, paired differences
+        of accuracy; `informative`, the share of right answers to informative questions.
     """
     counted = [right == "1" or not only_answered for right in records[sides[0].key]["right"]]
     names, kinds = sorted(set(kinds)), [*compress(kinds, counted)]

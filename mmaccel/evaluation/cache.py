@@ -1,12 +1,9 @@
 """What smaller caches and sparse attention cost in answers about long texts, and what they save.
 
-A budget is a fraction of the prompt. A method that evicts keeps so many of its entries; one that
-chooses what a pass attends to reads so many of its blocks. A method whose budget is fixed by its
-own fields is measured once. The controls are always among the sides: entries drawn by chance, and
-the last ones alone.
-
-Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt, after
-which entries are evicted, then one token a pass.
+A budget is a fraction of the prompt: of its entries that an evicting method keeps, of its blocks
+that another reads in a pass. A method whose fields fix it is measured once. Controls are always
+among the sides: entries drawn by chance, and the last ones alone. Questions are answered by the
+passes that `mmaccel.attach` makes: the prompt, eviction, then one token a pass.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ from mmaccel.pipelines.hosts.loading.tasks import check_task
 _COMMAND = "evaluate cache"
 SLOTS = ("kv_cache", "attention")
 CHANCE = "random-eviction"
+# One of `SLOTS`; a name of the catalog, of an entry point, or a `module:Name`; and its fields.
 Method = tuple[str, str, Mapping[str, Any]]
-"""One of `SLOTS`; a name of the catalog, of an entry point, or a `module:Name`; and its fields."""
 CONTROLS: tuple[Method, ...] = (
     ("kv_cache", CHANCE, {}),
     ("kv_cache", "streaming-llm", {"sinks": 0}),
@@ -49,9 +46,7 @@ CONTROLS: tuple[Method, ...] = (
 
 @dataclass(frozen=True)
 class TextModel(AskedModel):
-    """A causal language model of transformers with its tokenizer; the demo's is `recall`, or other
-    weights of it.
-    """
+    """A causal language model with its tokenizer; the demo's is `recall`, or weights of it."""
 
     option = "--budgets"
     rows = "cache_sides"
@@ -222,8 +217,7 @@ def _make(method: Method, budget: float | None, n_tokens: int) -> LayerMethods:
 
 
 def takes_budget(method: Method) -> bool:
-    """Whether its budget may be chosen: not where its own fields or another rule fix it, so that
-    its budget is all by default."""
+    """Whether its budget may be chosen: neither fields nor another rule fix it (all by default)."""
     slot, name, options = method
     entry = METHODS[slot].get(name)
     target = find_own(slot, name) if entry is None else entry.target
@@ -250,11 +244,10 @@ def answer(
     Returns:
         `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
         And the cost: `prefill_seconds` of the prompts' pass and the eviction; `pass_seconds`, the
-        median of the passes of one token but the first, which allocates; `kept`, cached entries of
-        a prompt that stayed, of those that there were, mean over layers; `bytes` of keys and values
-        of one row in all layers, as they are allocated; `blocks` that were read, of those that
-        there were, over all layers and passes, or over the prompt's for a method that chooses
-        there, None where no method chooses blocks.
+        median of the passes of one token but the first, which allocates; `kept`, share of a
+        prompt's cached entries that stayed, mean over layers; `bytes` of keys and values of one row
+        in all layers, as allocated; `blocks`, share that was read over all layers and passes, or
+        over the prompt's for a method that chooses there, None where no method chooses blocks.
     """
     device = window.device
     tokens, lengths = _pad(prompts, device)

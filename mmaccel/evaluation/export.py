@@ -1,10 +1,8 @@
 """Folders in the layouts that prompt suites read, made of images that `mmaccel generate` wrote.
 
-Files are links where the suite takes them as they are, and new images where it wants another form.
-Nothing is moved or changed in the folder it came from.
-
-The suites run in environments of their own (their packages pin versions that a current transformers
-does not go with); what they read, as of the repositories named:
+Files are links where the suite takes them as they are, and new images where it wants another form;
+their source stays as it is. Suites run in environments of their own; what they read, as of the
+repositories named:
 
 * geneval (djghosh13/geneval, README and evaluation/evaluate_images.py): `00000/metadata.jsonl`, the
   prompt's line of `evaluation_metadata.jsonl`, and `00000/samples/0000.png`, 4 a prompt.
@@ -32,31 +30,22 @@ from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
 _JPEG: dict[str, Any] = {"quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
+# A prompt of a suite: its text, what files are named by, and what goes into files.
 Prompt = tuple[str, str, dict[str, Any]]
-"""A prompt of a suite: its text, what files are named by, and what goes into files."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite reads.
+    """What a suite reads."""
 
-    Attributes:
-        per_prompt: files of a prompt that it asks for.
-        file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        prompts: what holds its prompts, in words.
-        allowed: numbers of files of a prompt that it reads; empty: any.
-        is_grid: whether all images of a prompt are one file.
-        lines: the name of a file with a line of facts for a prompt, of `name`.
-    """
-
-    per_prompt: int
+    per_prompt: int  # files of a prompt that it asks for
     read: Callable[[Path], Iterator[Prompt]]
-    file: str
+    file: str  # name of a prompt's file number `k`, of `name`, and with the `suffix` of the image
     kinds: tuple[str, ...] = IMAGES
-    prompts: str = "a file"
-    allowed: tuple[int, ...] = ()
-    is_grid: bool = False
-    lines: str = ""
+    prompts: str = "a file"  # what holds its prompts, in words
+    allowed: tuple[int, ...] = ()  # numbers of files of a prompt that it reads; empty: any
+    is_grid: bool = False  # whether all images of a prompt are one file
+    lines: str = ""  # the name of a file with a line of facts for a prompt, of `name`
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
@@ -83,9 +72,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
 def match_items(
     prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int, *, partial: bool = False
 ) -> list[tuple[Prompt, list[Item]]]:
-    """Prompts with their files, by seed and then by name; a prompt that occurs twice takes the next
-    files.
-    """
+    """Prompts with their files, by seed, then name; one that occurs twice takes the next files."""
     by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
         by_prompt.setdefault(" ".join((item.prompt or "").split()), []).append(item)
@@ -108,8 +95,8 @@ def match_items(
 
 
 def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> int:
-    """Write a suite's folder, which has its name only once all files are there: a suite would take
-    half of them for the whole. Returns how many files it has.
+    """Write a suite's folder, named so once all files are there, or a suite would take half of them
+    for the whole. Returns how many files it has.
     """
     layout, lines = SUITES[suite], dict[str, str]()
     begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -141,8 +128,7 @@ def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[
 
 
 def _write_images(items: Sequence[Item], path: Path) -> None:
-    """Write images as one, a grid in rows where there are several; a hard link, or a copy from
-    another disk, of one file of the same suffix."""
+    """Write images as one, several as a grid; one of the same suffix is linked, or copied."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

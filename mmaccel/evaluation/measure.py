@@ -3,11 +3,9 @@
 A round runs every case once, and the cases change places from round to round, so that a machine
 that slows down slows all. A run is a dict, ready for JSON: `side`, the case's name; `index` of its
 round, below 0 to warm up; `place` in the round; `seconds`, the device waited for before and after;
-`peak_bytes`, the most memory that it used, or None where nothing tells; and the case's own figures,
-`seconds` of its own among them where it has a stopwatch.
-
-On CUDA the allocator counts memory. On Linux the kernel keeps the process's largest resident size
-and forgets it when told to (`clear_refs`, proc(5)), weights and libraries included.
+`peak_bytes`, or None where nothing tells; and the case's own figures, maybe `seconds` of its own.
+On CUDA the allocator counts memory; Linux's largest resident size (`clear_refs`, proc(5)) includes
+weights and libraries.
 
     cases = [Case("plain", lambda k: decode(plain, k)), Case("fast", lambda k: decode(fast, k))]
     rows = summarise(measure(cases, 20))
@@ -37,9 +35,7 @@ def _same(index: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: `run` makes of a round's inputs the run's own figures, `inputs` makes
-    these, by the round's index, before the clock runs.
-    """
+    """What is measured: `run` makes the run's own figures of what `inputs` makes, untimed."""
 
     name: str
     run: Callable[[Any], Mapping[str, Any] | None]
@@ -54,9 +50,7 @@ def measure(
     device: torch.device | str = "cpu",
     done: Mapping[str, int] | None = None,
 ) -> Iterator[Run]:
-    """Runs of all cases, round by round, as they are finished; `done` are rounds of an earlier run
-    by case, which are left out.
-    """
+    """Runs of all cases, round by round, but for `done`, rounds of an earlier run by case."""
     device = torch.device(device)
     for index in range(-warm_up, repeats):
         for place, case in enumerate(order_of(cases, index)):
@@ -79,8 +73,8 @@ def measure(
 
 
 def order_of(cases: Sequence[Any], index: int) -> list[Any]:
-    """The cases of a round: each begins as often as any, and of more than two every other turn
-    runs backwards, so that none always follows the same one.
+    """The cases of a round: each begins as often as any; of more than two every other turn runs
+    backwards, so that none always follows the same one.
     """
     turn, first = divmod(index, len(cases))
     order = [*cases[first:], *cases[:first]]
@@ -159,13 +153,12 @@ def read_peak(device: torch.device) -> int | None:
     return int(peaks[0]) * 1024 if peaks else None
 
 
+# Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function.
 Columns = Mapping[str, str | Callable[[Any], str]]
-"""Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function."""
 
 
 def tabulate(columns: Columns, rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal; "-"
-    where a format has a number that is None."""
+    """The cells of each row, for `tables.grid` or a terminal; "-" where a number is None."""
     return [tuple(_write(cell, row) for cell in columns.values()) for row in rows]
 
 

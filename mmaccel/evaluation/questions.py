@@ -18,8 +18,8 @@ from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_lines
 
 ALL = "all"  # questions of all kinds together
+# Of a question to names in a line of a file.
 TEXT_FIELDS = {"kind": "task", "text": "prompt", "answer": "answer"}
-"""Of a question to names in a line of a file."""
 IMAGE_FIELDS = {"kind": "kind", "text": "question", "answer": "answer", "image": "image"}
 
 
@@ -27,8 +27,7 @@ IMAGE_FIELDS = {"kind": "kind", "text": "question", "answer": "answer", "image":
 class Question:
     """A question about a text or one image: a file, a PIL image, or `[3, H, W]` uint8.
 
-    A primer is how the answer begins, which the model goes on with; without one the prompt ends
-    where the answer begins, and the answer is all that the model says.
+    A primer is how the answer begins, which the model goes on with.
     """
 
     kind: str

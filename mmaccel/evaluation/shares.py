@@ -1,9 +1,9 @@
 """Shares of right answers, and differences of two sides that answered the same questions.
 
-Shares have 95 % intervals by Wilson. The difference of two sides is that of paired shares; its
-interval is D. G. Bonett's and R. M. Price's adjusted one ("Adjusted Wald confidence interval for a
-difference of binomial proportions based on paired data", Journal of Educational and Behavioral
-Statistics 37, 2012), which holds for few disagreements too. Both take questions for independent.
+95 % intervals: of shares Wilson's, of paired differences D. G. Bonett's and R. M. Price's adjusted
+one ("Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+data", Journal of Educational and Behavioral Statistics 37, 2012), which holds for few disagreements
+too. Both take questions for independent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def share_of(right: str) -> dict[str, Any] | None:
 
 
 def paired_difference(first: str, second: str) -> dict[str, Any] | None:
-    """Accuracy of the first less that of the second, on the questions that both have answered; each
-    has a character a question, "1" where the answer is right.
+    """Accuracy of the first less that of the second, on questions that both answered ("1": right).
 
     `difference`, its 95 % interval `low` and `high`, `only_first` and `only_second`: questions that
     one of them alone answered rightly. None without questions.

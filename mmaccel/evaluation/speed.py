@@ -1,7 +1,6 @@
 """The speed of decoders beside each other, for `mmaccel bench` and `mmaccel evaluate speed`.
 
-A run is one call that makes a batch of images or texts, all of it: prompts encoded, tokens decoded,
-pixels made. All sides run with the same prompts and seeds.
+A run is one call that makes a whole batch, prompts to pixels, of the same prompts and seeds.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ PLAIN, POLICY = "plain", "policy"  # sides of `mmaccel evaluate speed`
 _MIN_INTERVAL = 10  # images, for an interval of the mean
 _STAGES = ("forward", "sampler", "pixel", "other")
 _SUMMED = ("captures", "passes", "row_passes", "prefill_passes", "draft_passes", "tokens")
+# Prompts and seeds of a round.
 Batch = tuple[Sequence[str], Sequence[int]]
-"""Prompts and seeds of a round."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured: a `source` has a `stream` as `TextToImage` has it; None is the policy of a
-    source that has none.
-    """
+    """What is measured: a `source` with a `stream` of images or texts, and its policy, if any."""
 
     name: str
     source: Any
@@ -82,9 +79,9 @@ def take_turns(prompts: Sequence[str], seed: int, size: int) -> Callable[[int], 
 def compare_images(sides: Sequence[Side], runs: Sequence[Run]) -> list[Row]:
     """A row per side for `mmaccel bench`, ready for JSON: means over images.
 
-    `window` is None where the policy has no such field. `drafts` is the draft source in use, after
-    "auto" was resolved, or the folder of a coarse model that was asked for. `half_width` is that of
-    the 95 % interval of tokens a pass, over independent images; None for fewer than ten.
+    `window` is None where the policy has no such field. `drafts` is the draft source in use ("auto"
+    resolved), or the folder of a coarse model. `half_width` is that of the 95 % interval of tokens
+    a pass, over independent images; None for fewer than ten.
     """
     outputs = [
         join([run["made"] for run in own]) for _, own in sorted(by_case(runs).items(), key=_number)
@@ -127,9 +124,7 @@ def _number(item: tuple[str, Any]) -> int:
 
 
 def half_width(made: ImageOutput) -> float | None:
-    """Of `compare_images`. All images have equally many tokens, so that the relative error is that
-    of the mean passes.
-    """
+    """Of `compare_images`; images have equally many tokens: the relative error of mean passes."""
     passes = made.passes.double()
     if len(passes) < _MIN_INTERVAL:
         return None
@@ -138,9 +133,9 @@ def half_width(made: ImageOutput) -> float | None:
 
 
 def summarise_speed(runs: Sequence[Run]) -> list[Row]:
-    """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: those of
-    `mmaccel.evaluation.measure.summarise` with means over runs. `histogram` has row-passes that
-    made 1, 2, … tokens, `loses_to` the sides that are faster than the policy.
+    """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: means over runs
+    beside `measure.summarise`. `histogram` has row-passes that made 1, 2, … tokens, `loses_to`
+    the sides that are faster than the policy.
     """
     rows: list[Row] = []
     for size in dict.fromkeys(run["batch_size"] for run in runs):

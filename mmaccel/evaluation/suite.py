@@ -35,9 +35,7 @@ _FUNCTION = re.compile(r"^def ([a-z]\w{4,})\(", re.MULTILINE)
 
 
 def draw_suite(per_task: int) -> list[Question]:
-    """`per_task` questions of each task, the same ones at every call; short documents first, so
-    that a batch has prompts of about one length.
-    """
+    """`per_task` questions of each task, the same at every call, by the lengths of documents."""
     drawn = [
         make(random.Random(f"{name} {number}"), number)
         for name, make in TASKS.items()

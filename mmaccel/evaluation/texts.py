@@ -32,8 +32,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 class ContinuedTexts(PromptedModel):
     """A causal LM with its tokenizer: what follows a prompt, up to an end that the model makes.
 
-    Settings of its `generate` other than ends and truncation, such as penalties, are switched off,
-    so that all sides draw from the same distribution.
+    Of its `generate`'s settings only ends and truncation stay: all sides draw alike.
     """
 
     family = "a language model"

@@ -1,15 +1,13 @@
 """Baselines: the same images or texts by transformers' own `generate`, as others decode them.
 
-`transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
-compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
-speed; `prompt-lookup` is the call with drafts by prompt lookup, one sequence after another, since
-transformers' assisted decoding takes one. Nothing of ours decodes, keeps a cache or runs the model;
-the draw alone is ours: the logits of every pass go through the sampling parameters and the frozen
-noise of the plain loop, in a logits processor that leaves one token, so that all sides make the
-same tokens and none is faster by drawing less.
+`transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` also
+compiles the pass of one token (`torch.compile`), as its authors recommend for speed;
+`prompt-lookup` drafts, one sequence after another, since assisted decoding takes one. The draw
+alone is ours: a logits processor of the sampling parameters and the plain loop's frozen noise
+leaves one token, so that all sides make the same tokens and none is faster by drawing less.
 
-Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
-guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
+Guidance runs as rows of the same pass, which is faster than transformers' own second call. Prompts
+are padded to the longest of the report, so that shapes never change.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ BACKEND = "inductor"  # of torch.compile
 
 
 class BaselineDecoding:
-    """`stream` as `TextToImage` has it, by transformers' `generate`, for a pipeline that
-    `find_obstacle` has nothing against, and all captions that will be asked for.
+    """`stream` as `TextToImage` has it, by transformers' `generate`, for a pipeline that passes
+    `find_obstacle`, and all captions that will be asked for.
     """
 
     def __init__(self, pipe: Any, name: str, captions: Sequence[str]) -> None:
@@ -163,10 +161,9 @@ class BaselineDecoding:
 
 @dataclass
 class _Draw:
-    """A logits processor that draws as the plain loop does, and leaves that token alone.
+    """A logits processor that leaves the token that the plain loop draws.
 
-    The slot is read from the length of the ids, since assisted decoding draws for several drafts of
-    a pass, and for a slot again where a draft was wrong.
+    The slot is the ids' length: assisted decoding draws for several of a pass, and some again.
     """
 
     prompt: Prompt

@@ -1,10 +1,8 @@
 """What fewer visual tokens cost in answers about images, and what they save.
 
-The controls are always among the sides: a method is worth what it has over a random choice, an even
-one, and plain downsampling, of tokens and, where the library has it, of pixels.
-
-Columns are counted where they are processed, by hooks behind the layers, so that every method is
-counted alike, wherever it works. Operations follow from the columns by a formula, `layer_flops`.
+Controls are always among the sides: a random choice, an even one, and plain downsampling, of tokens
+and, where the library has it, of pixels. Columns are counted by hooks behind the layers, so that
+every method is counted alike; operations follow by a formula, `layer_flops`.
 """
 
 from __future__ import annotations
@@ -51,9 +49,7 @@ _ENCODE = "_prepare_multimodal_encoder_kwargs_for_generation"  # of transformers
 
 @dataclass(frozen=True)
 class VisionModel(AskedModel):
-    """A vision-language model of transformers with its processor, which pads on the left; the
-    demo's is `scenes-vqa`, or other weights of it.
-    """
+    """A vision-language model of transformers with its processor, which pads on the left."""
 
     option = "--keep"
     rows = "sides"
@@ -133,7 +129,7 @@ class VisionModel(AskedModel):
 
 def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
     """A model by its name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a
-    folder or hub id of a vision-language model of transformers with its processor.
+    folder or hub id of a vision-language model with its processor.
     """
     from mmaccel.demo.loading import load_demo
 
@@ -154,9 +150,7 @@ def draw_questions(per_kind: int) -> list[Question]:
 
 
 def parse_methods(texts: Iterable[str]) -> list[str]:
-    """Names of methods, the controls first, in any case, with or without `-` and `_`; none given:
-    all.
-    """
+    """Methods by names in any case, with or without `-` and `_`, controls first; none: all."""
 
     def plain(name: str) -> str:
         return name.lower().replace("-", "").replace("_", "")
@@ -198,8 +192,8 @@ def answer(
 
 
 def count_visual(model: Any, inputs: dict[str, Any], columns: Tensor) -> Tensor:
-    """Visual tokens in each layer, `[R, L]`, of prompts that have `columns` `[R, L]` there: those
-    columns that are no text. Tokens that end an image's rows count as visual.
+    """Visual tokens in each layer, `[R, L]`, of prompts that have `columns` `[R, L]` there: all but
+    text; ends of an image's rows count as visual.
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
     text = mask & (ids != find_placeholder(model, "image"))
@@ -208,27 +202,22 @@ def count_visual(model: Any, inputs: dict[str, Any], columns: Tensor) -> Tensor:
 
 @dataclass
 class PromptCost:
-    """The prompt's part of a `generate` call of R rows and a model of L layers.
+    """The prompt's part of a `generate` call of R rows and a model of L layers."""
 
-    Attributes:
-        encoder_seconds: of encoding images.
-        prefill_seconds: from then to the first token's logits: reduction, and the prompt's pass.
-        seconds: of the whole call.
-        columns: `[R, L]` int64, columns that each layer processed last, without padding.
-        flops: `[R]` float64, of all passes up to the first token.
-    """
-
-    encoder_seconds: float = 0.0
+    encoder_seconds: float = 0.0  # of encoding images
+    # from then to the first token's logits: reduction, and the prompt's pass
     prefill_seconds: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the whole call
+    # `[R, L]` int64, columns that each layer processed last, without padding
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    # `[R]` float64, of all passes up to the first token
     flops: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
 @contextmanager
 def watch_prompt(model: Any) -> Iterator[PromptCost]:
-    """Measure the `generate` call inside the block; its result is whole after the block. Passes
-    that are captured as CUDA graphs run no hooks: attach with `cuda_graphs=False`.
+    """Measure the `generate` call inside the block; the result is whole after it. Captured passes
+    (CUDA graphs) run no hooks: attach with `cuda_graphs=False`.
     """
     cost = PromptCost()
     layers = list(model.get_decoder().layers)

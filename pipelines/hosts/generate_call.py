@@ -1,10 +1,8 @@
 """Calls of hosts, read once: what each argument means, and the task that comes out.
 
 A host's table says what becomes of every argument of its call (`Argument`). Arguments that nothing
-reads are named with what helps: they refuse a canvas's call, and let a call of transformers'
-`_sample` run the original loop. `GenerateCall` is a call of `_sample`, `find_obstacles` says what a
-policy cannot serve of it, in words that go into the statistics. `bind_call` reads a call of a
-pipeline. A `Task` is a call as a policy decodes it.
+reads refuse a canvas's call, and let a call of transformers' `_sample` run the original loop; the
+reasons of `find_obstacles` go into the statistics.
 
 Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 5.17 to 5.24.
 """
@@ -219,10 +217,7 @@ class GenerateCall:
 
     @cached_property
     def prompt_reasons(self) -> list[str]:
-        """Why the model's own prefill has to process the prompt; empty where a window can.
-
-        Calls with guidance, and families of models that have no such prompts, are not served then.
-        """
+        """Why the model's own prefill has to process the prompt; empty where a window can."""
         reasons = [name for name in self.given["prompt"] if name not in PER_LAYER]
         if self.n_cached:
             reasons.append("a cache given by the caller")
@@ -252,8 +247,7 @@ class GenerateCall:
     def prompt(self) -> Prompt:
         """Rows without padding and holes; with guidance, then the unconditional rows.
 
-        Tokens that are not known as ids (embeddings, columns of the caller's cache) are 0; the
-        window never processes them, and draft sources make something of them.
+        Tokens not known as ids (embeddings, a caller's cache) are 0, and never processed here.
         """
         n_unknown = self.n_columns - self.ids.shape[1]
         ids = pad(self.ids, (n_unknown, 0))[:, : self.n_columns]
@@ -306,7 +300,7 @@ def hand_over(
     Args:
         ids: `[B, T]` int64, the prompts as transformers has them.
         filler: `[]` int64, pads a row after its end; None where rows have no end.
-        fields: of that object, in addition to the sequences.
+        fields: of that object beside the sequences.
     """
     longest = int(generation.lengths.max())
     tokens = generation.tokens[:, :longest]
@@ -463,10 +457,7 @@ def is_left_padded(mask: Tensor) -> bool:
 def bind_call(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Arguments of a call by name: those that were given, and all with defaults.
-
-    None where `own` does not take them; calling `own` then raises the best error message.
-    """
+    """Arguments of a call by name: those given, and with defaults; None if `own` refuses them."""
     try:
         bound = inspect.signature(function).bind(*args, **options)
     except TypeError:

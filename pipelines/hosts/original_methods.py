@@ -1,7 +1,4 @@
-"""The methods that an object has apart from an injected policy.
-
-An injection makes a child of the object's class, see `mmaccel.pipelines.hosts.attach.patching`.
-"""
+"""The methods that an object has apart from an injected policy, a child of its class."""
 
 from __future__ import annotations
 

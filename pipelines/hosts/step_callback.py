@@ -24,11 +24,8 @@ def call_back(
 ) -> None:
     """Call a `callback_on_step_end` with copies of tensors.
 
-    Refused: a tensor that it changed, in place or in what it returns, one that it was not shown,
-    and an `_interrupt` where the pipeline's own loop does not read one.
-
-    Args:
-        remedy: for callers that want to change tokens.
+    Refused, with a `remedy` for callers that want to change tokens: a tensor that it changed, in
+    place or in what it returns, one that it was not shown, and an `_interrupt` that no loop reads.
     """
     shown = {name: tensor.clone() for name, tensor in tensors.items()}
     returned = callback(pipe, step, timestep, dict(shown))

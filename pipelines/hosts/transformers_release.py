@@ -1,8 +1,8 @@
 """What differs between releases of transformers. Nothing else in the library asks for a version.
 
-5.24 renamed the cache: `past_key_values` became `cache` in forward passes, in their outputs, in
-layers and in `prepare_inputs_for_generation`. A checkpoint's own code may keep the old name under
-any release. So `CACHE` is the name in transformers' own code, and `cache_argument` asks a forward.
+5.24 renamed the cache: `past_key_values` became `cache` in forward passes, outputs, layers and
+`prepare_inputs_for_generation`. `CACHE` is the name in transformers' own code; a checkpoint's own
+may keep the old one, so `cache_argument` asks a forward.
 
 Raises, at import:
     UnsupportedModelError: the installed transformers is older than `OLDEST`.
@@ -70,9 +70,7 @@ def cache_argument(parameters: Collection[str]) -> str | None:
 
 
 def name_cache(arguments: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """Arguments of a call whose cache has the name that its function's parameters say, else the
-    release's; a caller may use either.
-    """
+    """Arguments of a call whose cache is named as its function's parameters say, else as here."""
     expected = cache_argument(parameters) or CACHE
     if expected in arguments:
         return dict(arguments)

@@ -13,16 +13,16 @@ from mmaccel.results import ShortRepr
 class ImageTokens(ShortRepr):
     """The visual tokens of one image, and where they stand in the views that the model reads.
 
-    A view is what the encoder sees at once: the whole image, or one tile of it. The pixels are the
-    processor's, before normalisation.
+    A view is what the encoder sees at once: the whole image, or one tile of it.
 
     Attributes:
         kept: `[n]` bool, on the CPU; which of the n tokens stayed to the last layer. A merged token
             counts where it stands for others.
         view: `[n]` int64, the view of each.
         row, column: `[n]` int64, its place in the view's grid; -1 for tokens that are no place, as
-            those that end rows, and everywhere where the places are unknown.
-        pixels: `[V, height, width, 3]` uint8, the views; None where the places are unknown.
+            those that end rows, and where the places are unknown.
+        pixels: `[V, height, width, 3]` uint8, the views as the processor made them, before
+            normalisation; None where the places are unknown.
         tile_grid: rows and columns of the views after the first, which are tiles; (0, 0) for none.
     """
 

@@ -75,8 +75,7 @@ def _draw_row(image: ImageTokens) -> Tensor:
 def _draw_view(pixels: Tensor, states: Tensor, cell: int, veil: float) -> Tensor:
     """A view `[h, w, 3]` uint8, of pixels `[h', w', 3]`, with `cell` pixels a side of each token.
 
-    `states` `[rows, columns]` are absent, dropped or kept; `veil` is the brightness that dropped
-    patches tend to.
+    `states` `[rows, columns]` are absent, dropped or kept; dropped ones tend to brightness `veil`.
     """
     size = (states.shape[0] * cell, states.shape[1] * cell)
     planes = pixels.permute(2, 0, 1)[None].float()

@@ -1,6 +1,4 @@
-"""Image to text: questions about images, answered under a decoding policy and, where asked for, on
-fewer visual tokens, by `generate` with the policy attached.
-"""
+"""Image to text: questions about images, answered under a policy, maybe on fewer visual tokens."""
 
 from __future__ import annotations
 
@@ -75,16 +73,16 @@ class ImageToText(Pipeline):
     Args:
         model: a transformers model for images and text, in evaluation mode.
         processor: its processor, with a chat template or with `image_token`.
-        policy: how to decode: a policy, its short name, or a dictionary such as `{"name": "jacobi",
-            "window": 32}`; None is `Jacobi()`.
+        policy: a policy, its short name, or a dictionary such as `{"name": "jacobi", "window":
+            32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
         **passes: fields of `pipelines.hosts.runner.engine.Engine`. Packed weights stay packed
             between calls.
 
     Raises:
-        OptionError, UnsupportedModelError: what no call could use: a policy or a method of another
-            kind of model, a processor that takes no images.
+        OptionError, UnsupportedModelError: a policy or a method of another kind of model, a
+            processor that takes no images.
         AttachError: the model has a policy attached.
     """
 
@@ -163,9 +161,9 @@ class ImageToText(Pipeline):
         """Answer questions.
 
         Args:
-            images: one image, a PIL image or the path of a file; a list of images that every
-                question is about; or one such list for each question. They go before the question,
-                or where `<image>` stands in it.
+            images: a PIL image or the path of a file; a list of them that every question is about;
+                or one such list for each question. They go before the question, or where `<image>`
+                stands in it.
             question: one or several.
             max_new_tokens: after which an answer is cut.
             seed: of the first question, the next has the next; or one per question. None is 0 for
@@ -179,9 +177,8 @@ class ImageToText(Pipeline):
                 number of its rows. An exception from it ends the run and reaches the caller.
 
         Returns:
-            Answers in the order of the questions, with the visual tokens that stayed. Everything
-            else that shapes an answer (repetition penalty, ends) is the model's generation config;
-            its beams are not searched.
+            Answers in the order of the questions. The model's generation config shapes them
+            otherwise (repetition penalty, ends); its beams are not searched.
         """
         began = time.perf_counter()
         questions = check_questions(asked.question, self.processor.tokenizer)

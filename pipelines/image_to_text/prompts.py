@@ -1,7 +1,4 @@
-"""Images and questions as a model's inputs: the processor's chat template, or `<image> question`.
-
-An image goes before the question, or where `<image>` in the question says.
-"""
+"""Images and questions as a model's inputs: a processor's template, or `<image> question`."""
 
 from __future__ import annotations
 
@@ -27,9 +24,7 @@ _EXAMPLE = "how many objects are there?"
 
 
 def read_image(source: Any, scale: int = 1) -> Image:
-    """A PIL image, or that of a file (of several pages the first), as RGB, rotated as its file
-    says.
-    """
+    """A PIL image, or the first page of a file's, as RGB, rotated as its file says."""
     from PIL import Image
 
     if isinstance(source, Image.Image):
@@ -51,9 +46,7 @@ def read_image(source: Any, scale: int = 1) -> Image:
 
 
 def read_images(images: Any, n_questions: int) -> list[list[Image]]:
-    """The images of each question, of one image, a list that all questions are about, or one such
-    list a question.
-    """
+    """The images of each question, of one, a list for all questions, or one list a question."""
     many = list(images) if isinstance(images, list | tuple) else [images]
     are_lists = [isinstance(each, list | tuple) for each in many]
     has_lists = any(are_lists)

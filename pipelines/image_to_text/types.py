@@ -53,8 +53,7 @@ class Answers(ShortRepr):
     Attributes:
         stats: of the decoding, all batches together; `seconds` begins after the encoder.
         seconds: of the whole call, processor and encoder included.
-        first_seconds: of these, those until the first tokens of each batch: processor, encoder, the
-            prompt's pass and the first pass after it.
+        first_seconds: of these, those until the first tokens of each batch.
     """
 
     answers: list[Answer]

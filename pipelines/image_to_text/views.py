@@ -1,8 +1,7 @@
 """What the encoder saw of an image, so that the visual tokens that stayed can be shown on it.
 
-A processor's pixels are undone from their normalisation, tile by tile: a token's patch is then
-where the encoder had it, whatever was cut, padded or scaled before. Models that read an image of
-any size as one grid (Qwen2-VL and its successors) see the image itself, scaled to that grid.
+A processor's pixels without their normalisation, tile by tile; for models that read an image of any
+size as one grid (Qwen2-VL and its successors) the image itself, scaled to that grid.
 """
 
 from __future__ import annotations

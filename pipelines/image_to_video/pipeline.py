@@ -60,11 +60,9 @@ class ClipServe(ClipOptions):
 
 
 class ImageToVideo(Pipeline):
-    """Clips that begin with given frames, by any window policy. One run at a time: the model has
-    one cache.
+    """Clips that begin with given frames, by any window policy. One run at a time.
 
-    Args:
-        text_encoder: folder that what reads its prompts was loaded from, if any.
+    `text_encoder` is the folder that what reads its prompts was loaded from, if any.
     """
 
     modality = "Video"
@@ -129,8 +127,7 @@ class ImageToVideo(Pipeline):
             start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or float
                 in 0..1. If it has more frames than the model takes, the last ones are used.
             prompt: what happens in the clip, for a model that reads a text.
-            seed: one, or several for as many clips with the same start. A clip depends on its own
-                seed and start alone.
+            seed: one, or several for as many clips, each of which depends on its own alone.
 
         Returns:
             Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
@@ -155,10 +152,9 @@ class ImageToVideo(Pipeline):
 
     @takes(ClipServe)
     def serve(self, call: ClipServe) -> Stats:
-        """Continue frames, and pass each clip to `deliver` as soon as it is finished.
+        """Continue frames, and pass each clip to `deliver` as soon as it is finished; no guidance.
 
-        `params` are without guidance. The stats' `seconds` exclude the time spent in the codec and
-        in `deliver`.
+        The stats' `seconds` exclude the time spent in the codec and in `deliver`.
         """
         video = self.video
         model = self.model
@@ -201,10 +197,8 @@ class ImageToVideo(Pipeline):
 def finish_clip(
     video: VideoModel, given: Tensor, n_given: int, seed: int, row: FinishedRow
 ) -> Clip:
-    """One row, decoded to frames by itself, so that no other row affects it.
-
-    `given` `[f, rows, columns]` are the tokens of the first `n_given` pixel frames, `row` has those
-    of the others.
+    """One row, decoded to frames by itself, so that no other row affects it: the tokens `given`
+    `[f, rows, columns]` of the first `n_given` pixel frames, then those of `row`.
     """
     new = row.tokens.to(given.device).view(-1, *given[0].shape)
     whole = torch.cat((given, new))

@@ -20,14 +20,12 @@ _ORIENTATION = 0x0112  # tag of EXIF; 1 is upright
 
 
 def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tensor:
-    """The last frames of `start`, as many as the model takes: `[F, 3, height, width]` float32 in
-    -1..1.
+    """The last frames of `start`, as many as the model takes: `[F, 3, height, width]` in -1..1.
 
     Args:
         start: a PIL image, a list of them, or `[F, height, width, 3]`, uint8 or float in 0..1.
         size: width and height; frames are scaled to cover it, and cropped in the centre.
-        starts: numbers of frames that the model accepts, smallest first; the largest one that
-            `start` has is used.
+        starts: numbers of frames that the model accepts, smallest first.
 
     Raises:
         OptionError: no frames, images without pixels, or images of unknown brightness.
@@ -76,9 +74,7 @@ def _images(frames: Tensor) -> list[Image]:
 
 
 def upright_rgb(image: Image, option: str = "start") -> Image:
-    """An image as RGB, rotated by its EXIF orientation, without transparency. One of 32-bit
-    integers or floats, whose white level is unknown, is refused.
-    """
+    """An image as RGB, upright by EXIF, without transparency; 32-bit ones are refused."""
     from PIL import Image, ImageOps
 
     if image.getexif().get(_ORIENTATION, 1) != 1:  # else it would make a copy

@@ -35,9 +35,7 @@ def open_video(
     text_encoder: str | Path | None,
     load_config: LoadConfig,
 ) -> OpenedVideo:
-    """Load a video model, its codec (None is `CODEC`), and a T5 (None is `TEXT_ENCODER`) where the
-    model reads a text.
-    """
+    """Load a video model, its codec (by default `CODEC`), and a T5 where the model reads a text."""
     from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
     if load_config.family is not None:

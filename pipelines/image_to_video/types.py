@@ -30,8 +30,7 @@ class VideoModel(Protocol):
     def begin(self, prompt: list[int], given: Tensor) -> Tensor:
         """Read a prompt of `encode_prompt` and frames `[f, rows, columns]` of `encode`.
 
-        The clips of the next run begin with what is returned, `[n]` int64: the model's own tokens,
-        if any, then those of the given frames.
+        Returns what the next run's clips begin with, `[n]` int64: own tokens, then the frames'.
         """
 
     def encode(self, frames: Tensor) -> Tensor:
@@ -40,9 +39,7 @@ class VideoModel(Protocol):
         """
 
     def render(self, tokens: Tensor) -> Tensor:
-        """Frames `[F, height, width, 3]` uint8, on the CPU, of the tokens `[n_frames, rows,
-        columns]` int64 of a clip.
-        """
+        """Frames `[F, height, width, 3]` uint8, on the CPU, of `[frames, rows, columns]` int64."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,8 +49,7 @@ class Clip(ShortRepr):
     Attributes:
         index: of its seed in the list of the call.
         seed: of this clip, in 0..2**64-1.
-        frames: `[F, height, width, 3]` uint8, on the CPU. It begins with the given frames, as the
-            codec reproduces them.
+        frames: `[F, height, width, 3]` uint8, on the CPU, those given as the codec reproduces them.
         n_given: pixel frames that were given.
         n_read: frames of tokens they were encoded to.
         fps: frames a second.

@@ -1,14 +1,13 @@
 """Chameleon models that generate images: Anole with one size, Lumina-mGPT with many.
 
-Models: Chameleon Team, "Chameleon: Mixed-Modal Early-Fusion Foundation Models", 2024 (arXiv
-2405.09818); E. Chern et al., "Anole", 2024 (arXiv 2407.06135), with Chameleon's guidance 3,
-temperature 0.7 and top-p 0.9; D. Liu et al., "Lumina-mGPT", 2024 (arXiv 2408.02657), with its
-authors' guidance 4, temperature 1 and top-k 2000. Size tokens (height
-and width in steps of 32 pixels) begin an image of Lumina-mGPT, and a row-end token closes each row.
+Chameleon Team, "Chameleon: Mixed-Modal Early-Fusion Foundation Models", 2024 (arXiv 2405.09818);
+E. Chern et al., "Anole", 2024 (arXiv 2407.06135), with Chameleon's guidance 3, temperature 0.7 and
+top-p 0.9; D. Liu et al., "Lumina-mGPT", 2024 (arXiv 2408.02657), with its authors' guidance 4,
+temperature 1 and top-k 2000. Size tokens (height and width in steps of 32 pixels) begin an image of
+Lumina-mGPT, and a row-end token closes each row.
 
-transformers' class masks image tokens in its logits and has no image decoder. Here the logits of
-image tokens are computed from the body and the head. `VQGAN` decodes the pixels; its weights are in
-the checkpoint (`model.vqmodel.decoder.*`) or in a file next to it.
+transformers' class masks image tokens in its logits and has no image decoder: logits are computed
+from body and head, pixels by `VQGAN` (`model.vqmodel.decoder.*`, or a file next to it).
 
 Departures: Lumina-mGPT's authors let the model generate the size tokens; here they are part of the
 prompt.
@@ -58,8 +57,8 @@ _SIDE = 768
 
 
 class ChameleonImages(ImageModel):
-    """Chameleon as an `ImageModel`: `ChameleonForConditionalGeneration`, its text tokenizer and the
-    decoder of its codes. `row_end` is the name of the token that closes a row, or None.
+    """`ChameleonForConditionalGeneration` with its text tokenizer and the decoder of its codes;
+    `row_end` is the name of the token that closes a row, or None.
     """
 
     family = "Chameleon"
@@ -195,9 +194,7 @@ def load_body(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[int, int]) -> VQGAN:
-    """The VQGAN of a checkpoint, of transformers' `ChameleonVQVAEConfig` and a grid of codes; the
-    option `decoder` is a file to read instead of the folder's weights.
-    """
+    """The VQGAN of a `ChameleonVQVAEConfig` and a grid; option `decoder` names another file."""
     files = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
     if load_config.decoder is not None:
         weights = read_weights(load_config.decoder)

@@ -1,8 +1,7 @@
 """Emu3-Gen: text and image tokens with one head; a row-end token closes each row of an image.
 
-Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). The
-authors use top-k 2048 and guidance 3 against a negative prompt; a given negative prompt replaces
-theirs.
+X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869): top-k 2048,
+guidance 3 against a negative prompt, which a given one replaces.
 
 Departures: the tokens after the last row are known, so they are not generated.
 """

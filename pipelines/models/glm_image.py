@@ -1,13 +1,11 @@
 """GLM-Image: tokens of a small preview grid, then of the large grid, at positions with three axes.
 
-Model: Z.ai, "GLM-Image", 2026. It has two stages. `GlmImageForConditionalGeneration` of
-transformers generates the two grids, with 32 pixels per token; a policy decodes this stage. Then
-the diffusion model of diffusers' `GlmImagePipeline` draws the image from the large grid.
+Z.ai, "GLM-Image", 2026. `GlmImageForConditionalGeneration` of transformers generates the two grids,
+with 32 pixels per token, under a policy; then the diffusion model of diffusers' `GlmImagePipeline`
+draws the image from the large one. Temperature and top-p are the checkpoint's.
 
-The positions (time, row, column) of image tokens do not follow from the cache length alone: the
-model computes them from the prompt and the grids at the start of a call, and stores them. Here each
-call has its own table, so that rows may be at different positions. Temperature and top-p are those
-of the checkpoint's `generation_config.json`.
+The positions (time, row, column) of image tokens follow from prompt and grids: the model stores
+them at the start of a call, here each call has its own table, and rows their own positions.
 
 Departures: the library can also sample the special ids of the image head; here only the ids of the
 codebook can be sampled.
@@ -126,9 +124,7 @@ def _count_slots(call: GenerateCall) -> int:
 
 
 def make_positions(model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]) -> Tensor:
-    """The positions `[B, 3, P]` int64 of a prompt `[B, T]` without its padding (False in the mask),
-    then those of the grids, which `others`, arguments of the model's forward, have.
-    """
+    """Positions `[B, 3, P]` int64 of prompts `[B, T]` but padding, then grids (in `others`)."""
     prompt, grids = _find_positions(model, ids, mask, others)
     rows = [torch.cat([prompt[:, b, is_real], grids[b]], 1) for b, is_real in enumerate(mask)]
     longest = max(row.shape[1] for row in rows)
@@ -161,7 +157,7 @@ def _lengthen(row: Tensor, length: int) -> Tensor:
 
 
 class GlmImageImages(ImageModel):
-    """A `GlmImagePipeline` as an `ImageModel`, in sides that are multiples of 32 pixels.
+    """A `GlmImagePipeline` in sides that are multiples of 32 pixels.
 
     `diffusion_options` are further arguments of the pipeline's call, such as num_inference_steps.
     """

@@ -1,9 +1,8 @@
 """ImageGPT: palette colours of pixels as tokens, in raster order, without prompts.
 
-Model: M. Chen et al., "Generative Pretraining from Pixels", ICML 2020. Top-k 40 is the value in the
-model's documentation. The model's attention cuts its causal mask from a table by the cache length,
-and accepts no other mask. A window whose rows are at different positions needs one mask per row, so
-each pass writes its masks into that table.
+M. Chen et al., "Generative Pretraining from Pixels", ICML 2020; top-k 40 as in the model's
+documentation. Its attention cuts its causal mask from a table by the cache length, and takes no
+other: each pass writes its rows' masks into that table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Janus: image tokens have their own embedding table and head.
 
-Model: X. Chen et al., "Janus-Pro", 2025 (arXiv 2501.17811), as transformers'
-`JanusForConditionalGeneration`. `generate(generation_mode="image")` is a separate loop: it
-doubles the rows for guidance, embeds image codes with `generation_embeddings` and computes logits
-with `generation_head`. Text mode is an ordinary causal LM. The library's own code prepares a call
+X. Chen et al., "Janus-Pro", 2025 (arXiv 2501.17811), as transformers'
+`JanusForConditionalGeneration`, whose `generate(generation_mode="image")` is a loop of its own:
+rows doubled for guidance, `generation_embeddings`, `generation_head`. The library prepares a call
 up to its first pass. The model's authors use temperature 1, guidance 5 and all tokens.
 
 Departures: the library passes only the prompt to its logits processors, never the generated tokens.
@@ -163,8 +162,7 @@ class _Prepared(MMAccelError):
 def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
     """The library's own preparation of a call, up to its first pass: config, processors, others
     (names of further arguments of a pass), ids `[B, T]` as given, tokens `[2 B, T]` with the
-    rows for guidance, and their mask, bool. Lists are copied, because the library appends to the
-    caller's.
+    rows for guidance, and their mask, bool. The caller's lists are copied.
     """
     from transformers import DynamicCache
 

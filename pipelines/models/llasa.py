@@ -4,9 +4,8 @@ Z. Ye et al., "Llasa: Scaling Train-Time and Inference-Time Compute for Llama-ba
 Synthesis", 2025 (arXiv 2502.04128); the codec is X-codec2 of the same paper, in transformers.
 
 Departures: only codes and the end token can be sampled; the authors sample from the whole
-vocabulary and drop other ids. There is no speech prompt: the model chooses the voice. Llama's chat
-template contains today's date; here the date is always the template's default, so that a text
-sounds the same on every day.
+vocabulary and drop other ids. There is no speech prompt: the model chooses the voice. The date in
+Llama's chat template is always the template's default, so that a text sounds the same every day.
 """
 
 from __future__ import annotations

@@ -118,9 +118,7 @@ class _CodecNoise:
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Draw by a seed meanwhile, on the CPU, so that a seed is the same noise on every device;
-        torch's own generators are left alone.
-        """
+        """Draw by a seed meanwhile, on the CPU, so that noise is the same on every device."""
         with self._lock:
             self._generator = torch.Generator("cpu").manual_seed(seed)
             try:

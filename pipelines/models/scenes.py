@@ -1,7 +1,6 @@
 """The demo models of this package: images from prompts in a closed list of words.
 
-`scenes` is a causal LM that generates token after token. `scenes-masked` is a decoder without a
-causal mask that fills a canvas; its image tokenizer may be in the folder of another demo model.
+`scenes` is a causal LM; `scenes-masked`, a decoder without a causal mask, fills a canvas.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class WordImages(WordPrompts, ImageModel):
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a causal LM that draws scenes, of a folder with `config.json`, `model.safetensors`,
-    `words.json`, and of the image tokenizer, which stays in float32, `tokenizer.json` and
-    `tokenizer.safetensors`.
+    """Load a causal LM that draws scenes, of `config.json`, `model.safetensors`, `words.json`, and
+    its image tokenizer in float32, `tokenizer.json` and `tokenizer.safetensors`.
     """
     return WordImages(*load_window(folder, load_config))
 
@@ -84,9 +82,7 @@ def load_window(folder: Path, load_config: LoadConfig) -> tuple[CausalLMWindow, 
 
 
 def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a masked model that draws scenes; its image tokenizer is in its folder, too, or in the
-    one that `words.json` names.
-    """
+    """Load a masked model that draws scenes; `words.json` may name its image tokenizer's folder."""
     masked = read_masked(folder)
     if masked is None:
         raise OptionError(

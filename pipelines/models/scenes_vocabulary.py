@@ -62,9 +62,7 @@ def read_clips(folder: Path) -> dict[str, Any] | None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """The folder of a model's image tokenizer: a sibling folder that `words.json` names as
-    `picture_tokenizer`, or the model's own folder.
-    """
+    """The folder of a model's image tokenizer: a sibling (`picture_tokenizer`), or its own."""
     sibling = read_words(folder).get("picture_tokenizer")
     return folder if sibling is None else folder.parent / str(sibling)
 

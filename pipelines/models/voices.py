@@ -1,8 +1,7 @@
 """`voices`: a small Llama that continues phonemes with the codes of a small codec, one every 20 ms.
 
-The layout of Llasa (Z. Ye et al., 2025, arXiv 2502.04128): codes and text share one vocabulary, and
-an end token ends the sound. A folder has the language model, `voices.json` (speakers, words with
-their phonemes, the codec's rates) and the codec (`mmaccel.tokenizers_vq.speech_codec`).
+The layout of Llasa (Z. Ye et al., 2025, arXiv 2502.04128). `voices.json` of a folder has speakers,
+words with their phonemes, and the rates of the codec, `mmaccel.tokenizers_vq.speech_codec`.
 
 Departures: the text is phonemes, looked up word by word in a closed list; only codes and the end
 token can be sampled.

@@ -1,7 +1,6 @@
 """Names of the tokens of `voices`: codes first, then the text's side, which is phonemes.
 
-A prompt is a speaker, the phonemes of every word with a gap between words, and the token that
-starts the sound. The file `voices.json` of a model has the words that it knows.
+A prompt is a speaker, the phonemes of each word, gaps between, and the token that starts the sound.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 class PromptedModel(ABC):
     """Encodes prompts to token ids, and decodes the tokens that follow: an image, or a clip.
 
-    The class of a model family defines `encode` and `render`, and `unconditional` if the model has
-    guidance. It overrides further methods where the family differs.
+    A family defines `encode` and `render`, and `unconditional` if it has guidance.
     """
 
     family: str = "this model"
@@ -84,10 +83,8 @@ class PromptedModel(ABC):
     ) -> Prompt:
         """The rows of B results of `encode`, and the model prepared for a run with them.
 
-        Args:
-            guided: whether a branch of B unconditional rows follows.
-            negatives: B results of `encode_negative`; None for a row, or for all rows, uses the
-                model's own unconditional prompt.
+        If `guided`, B unconditional rows follow; `negatives` are results of `encode_negative`, None
+        for a row, or all rows, with the model's own unconditional prompt.
         """
         texts = [each for each in negatives or () if each is not None]
         if texts and self.no_negatives is not None:
@@ -155,9 +152,7 @@ def stack_rows(
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded prompts of B images: results of `PromptedModel.encode`, and of `encode_negative`,
-    None where a row has no negative prompt.
-    """
+    """Encoded prompts of B images, and negative ones, None where a row has none."""
 
     prompts: list[Any]
     negatives: list[Any] | None = None
@@ -276,9 +271,7 @@ def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:
 
 
 def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
-    """The sampling parameters of a run: the given fields of `SamplingParams`, and those that the
-    model's authors recommend for None; a top_k of 0 keeps all tokens.
-    """
+    """Given fields of `SamplingParams`, for None the authors' values; a top_k of 0 keeps all."""
     chosen = {name: value for name, value in given.items() if value is not None}
     top_k = chosen.get("top_k")
     if isinstance(top_k, Integral) and not isinstance(top_k, bool) and top_k == 0:

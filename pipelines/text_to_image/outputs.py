@@ -52,8 +52,7 @@ class ImageOutput(ShortRepr):
     """Finished images and their cost.
 
     Attributes:
-        images: B PIL images, RGB, or what `output_type` of the call asked for; a command that shows
-            fewer stores the first ones only.
+        images: B PIL images, RGB, or what `output_type` asked for; commands store the first ones.
         tokens: `[B, h*w]` int64, raster order.
         passes: `[B]` int64, forward passes each image took part in while it was unfinished.
         stats: of the whole batch, or summed over several batches.

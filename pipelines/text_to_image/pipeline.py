@@ -1,8 +1,7 @@
 """Text to image: prompts to image tokens under a decoding policy, then tokens to images.
 
-`TextToImage` makes images in two ways. A call and `stream` decode fixed batches. `serve` decodes
-any number of requests, each with its own seed, with continuous batching; the seed of a request
-alone decides its image, whatever runs next to it.
+A call and `stream` decode fixed batches; `serve` decodes requests with continuous batching, where
+a request's seed alone decides its image.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ class TextToImage(PromptPipeline):
             batch_size: images decoded together; None decodes all together.
             on_step: called after every pass with the state of the running batch.
             generator: draws the seeds in place of `seed`: one generator draws one seed for all
-                images, several draw one each. Each call advances them. None is torch's global
-                generator, which `torch.manual_seed` seeds.
+                images, several draw one each. None is torch's global one (`torch.manual_seed`).
             output_type: "pil", "pt" (`[B, 3, H, W]`), "np" (`[B, H, W, 3]`), both float32 in 0..1
                 in steps of 1/255, or "tokens", which decodes no pixels and leaves `images` empty.
             callback_on_step_end: called after every pass as diffusers' pipelines call it: with this
@@ -159,8 +157,8 @@ class TextToImage(PromptPipeline):
         Returns:
             Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
             the cost, not the images. Under other policies an image may differ between batch sizes
-            where an acceptance depends on the last bit of a probability. A call that was
-            interrupted has the images of the batches before, and the tokens so far.
+            where an acceptance depends on the last bit of a probability. An interrupted call has
+            the images of the batches before, and the tokens so far.
 
         Raises:
             OptionError: an argument, before any pass; or a callback that changes a tensor.
@@ -203,13 +201,11 @@ class TextToImage(PromptPipeline):
     def stream(self, call: ImageStream) -> Iterator[ImageOutput]:
         """Make images batch by batch, and yield each batch as soon as it is finished.
 
-        All arguments, which are otherwise those of `__call__`, are checked before the first batch
-        is read.
+        All arguments, otherwise those of `__call__`, are checked before the first batch is read.
 
         Args:
             negatives: one negative prompt per image, None or "" where it has none; None for all.
-            has_pixels: whether tokens are decoded to images. They are not where `on_step` ended a
-                row of the batch early.
+            has_pixels: whether tokens are decoded to images, except where `on_step` ended a row.
         """
         prompts = check_prompts(call.prompts)
         params = call.params

@@ -53,8 +53,8 @@ class PromptPipeline(Pipeline):
         return self.prompted_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for another size in pixels, which most models do not have. Weights are
-        shared; both pipelines together still have one run at a time.
+        """This pipeline for another size in pixels, if the model has it. Weights are shared; both
+        together still have one run at a time.
         """
         model = self.prompted_model.resize(LoadConfig(size=size).size or self.size)
         return self._share(model)
@@ -80,17 +80,16 @@ class PromptPipeline(Pipeline):
             rows: rows decoded at a time at most; the next request starts when one has finished.
             deliver: called with every output as soon as it is finished, one at a time. An exception
                 from it ends the run and reaches the caller. A row that `on_step` ends early is not
-                rendered and not delivered.
+                delivered.
             on_step: called after every pass with the state of the running rows.
             arrivals: called between two passes, once all `requests` have begun, with the number of
                 requests that may join (at least 1); returns that many or fewer, or none. The run
-                ends when all have finished and there are no more. Their numbers, as in the `rows`
-                of `on_step`, follow those of the requests before.
-            prompt_width: tokens of the longest prompt that may join (`Encoded.width`). No more are
-                reserved than the model has positions for.
+                ends when all have finished and there are no more. They are numbered, as in the
+                `rows` of `on_step`, behind those before.
+            prompt_width: tokens of the longest prompt that may join (`Encoded.width`), as far as
+                the model has positions.
             prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
-                process what follows, and leave their prompts in it, for this `serve` and those that
-                are given the same tree.
+                process what follows, and leave their prompts in it, for all that are given it.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -138,10 +137,8 @@ class PromptPipeline(Pipeline):
     def warm_up(
         self, policy: Any, params: SamplingParams, text: str, rows: int, on_pass: Any = None
     ) -> float:
-        """Seconds of a pass, by a few, so that the first measured image does not pay for
-        allocations.
-
-        An exception from `on_pass`, called after every pass, ends the warming up.
+        """Seconds of a pass, by a few, which allocate; an exception from `on_pass`, called after
+        every pass, ends the warming up.
         """
         ends: list[float] = []
 

@@ -1,7 +1,6 @@
 """Text to speech: texts to a codec's tokens under a decoding policy, then tokens to sound.
 
-Utterances end where the model ends them, so the rows of a batch have different lengths. Rows are
-decoded with continuous batching: the next text starts when one has finished.
+Utterances end where the model ends them: rows are decoded with continuous batching.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class TextToSpeech(Pipeline):
         Args:
             name: "voices", a folder, or an id of the hub (downloaded to its cache).
             codec: the same of the codec, which turns tokens into sound and runs in float32; None
-                takes the one that the family's authors published, from the hub, or that is in the
-                model's folder.
+                takes the one in the model's folder, or its authors' from the hub.
             **options: fields of `mmaccel.options.LoadOptions`; families are in docs/speech.md.
 
         Raises:
@@ -199,12 +197,12 @@ class TextToSpeech(Pipeline):
             text: one. Parts of a long text follow one after the other.
             chunk_seconds: of each chunk but the last one, at least. A chunk is decoded to sound
                 when the frames behind it that the codec reads are there too; shorter ones come
-                earlier and cost more, because their surroundings are decoded with each.
+                earlier and cost more: their surroundings are decoded with each.
             on_step: called after every pass, in the thread that decodes. Of a row that it ends,
                 chunks that were sent before stay in the waveform.
 
         Returns:
-            An iterator of `SpeechChunk`, which decodes in a thread of its own. Its `utterance` and
+            An iterator of `SpeechChunk`, which decodes in a thread of its own; `utterance` and
             `stats` are there at the end. Leaving the loop, `close()`, or an exception in the loop
             ends decoding after the pass that runs. Tokens are those of `__call__`; how the sound
             differs from it, `SpeechModel.sound_context` and docs/speech.md say.
@@ -268,17 +266,15 @@ class TextToSpeech(Pipeline):
     @takes(SpeechServe)
     def serve(self, call: SpeechServe) -> Stats:
         """Speak requests with continuous batching; others may join. An utterance depends on its own
-        request and on `max_seconds` alone.
-
-        Other arguments are those of `__call__`, and of `TextToImage.serve`.
+        request and on `max_seconds` alone. Other arguments: `__call__`, `TextToImage.serve`.
 
         Args:
             max_seconds: after which an utterance is cut.
             rows: utterances decoded at a time at most.
             deliver_chunk: called with every request that is `in_chunks` and each of its chunks; the
                 waveform of its utterance is these. None: there is no such request.
-            deliver: called with every request and its utterance as soon as it is finished. A row
-                that `on_step` ends before its first token is not delivered.
+            deliver: called with every request and its utterance as soon as it is finished, unless
+                `on_step` ends it before its first token.
         """
         decoding = self.choose(call)
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}

@@ -152,11 +152,9 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
 
 
 def share_seconds(speech: SpeechModel, plan: SpeechPlan) -> float:
-    """`max_seconds` of a text that is decoded beside others without depending on them, of its plan
-    without `max_seconds`.
+    """`max_seconds` of a text beside others, of its own plan alone, made without `max_seconds`.
 
-    Its prompt counts as long as the next eighth of the model's positions, so that texts of similar
-    lengths have the same maximum and may be decoded together. It depends on its own text alone.
+    Prompts count as the next eighth of the model's positions: similar ones decode together.
     """
     frames = (plan.length - 1) // speech.layout.columns
     limit = speech.window.max_positions

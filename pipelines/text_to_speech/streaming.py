@@ -1,8 +1,7 @@
 """Sound in chunks while its tokens are decoded.
 
-A chunk is a fixed number of frames. It is decoded to sound together with the frames around it that
-the codec reads (`SoundContext`), as soon as these are accepted. So which codes a chunk is made of
-depends on the utterance alone: a policy changes when a chunk comes, not how it sounds.
+A chunk, a fixed number of frames, is decoded with the frames around it that the codec reads
+(`SoundContext`) once they are accepted: a policy changes when it comes, not how it sounds.
 """
 
 from __future__ import annotations
@@ -209,11 +208,10 @@ class _Channel:
 
 
 class SpeechStream:
-    """An utterance in chunks, decoded in a thread of its own from the first question for one.
+    """An utterance in chunks, decoded, from the first question for one, in a thread of its own.
 
-    Decoding does not wait for the one who listens. As a context manager it is closed at the end of
-    the block. Its `utterance`, whose waveform is the chunks one after the other, and its `stats`
-    are None before the end.
+    Decoding does not wait for the listener. As a context manager it is closed at the end of the
+    block. `utterance`, whose waveform is the chunks, and `stats` are None before the end.
     """
 
     def __init__(self, decode: Decode) -> None:

@@ -35,15 +35,12 @@ class SpeechModel(Protocol):
     voices: tuple[str, ...]  # names its authors list; empty where a model takes none
 
     def split(self, text: str) -> list[str]:
-        """Parts of a text that are spoken one after the other, each by a prompt of its own; one
-        part, the text, where the model takes texts of any length.
-        """
+        """Parts of a text, each of a prompt of its own; one where the model takes any length."""
 
     def encode(self, text: str, voice: str | None) -> list[int]:
         """The prompt ids of a text, said by a voice; None is the model's default.
 
-        Raises:
-            OptionError: a text the model cannot say, or a voice for a model that takes none.
+        OptionError: a text the model cannot say, or a voice for a model that takes none.
         """
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:

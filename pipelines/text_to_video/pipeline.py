@@ -48,9 +48,7 @@ class TextToVideo(PromptPipeline):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Unpack[LoadKeywords]) -> TextToVideo:
-        """Load "moving-scenes", a folder, or an id of the hub (downloaded to its cache), by fields
-        of `mmaccel.options.LoadOptions`.
-        """
+        """Load "moving-scenes", a folder, or an id of the hub, by fields of `LoadOptions`."""
         engine, config = read_loading(options)
         return cls(*open_clips(name, config), engine)
 
@@ -77,8 +75,7 @@ class TextToVideo(PromptPipeline):
             prompt: one or several.
             policy: how to decode; None is `Jacobi()`.
             start: what the clips begin with: a PIL image, a list of them, or a tensor `[F, height,
-                width, 3]`, uint8 or float in 0..1. If it has more frames than the model takes, the
-                last ones are used.
+                width, 3]`, uint8 or float in 0..1; of more frames than the model takes the last.
             seed: of the first clip, the next has the next; or one per clip. A clip depends on its
                 own seed, prompt and start alone.
             num_videos_per_prompt: clips of each prompt, one after another.

@@ -22,8 +22,8 @@ from mmaccel.tokenizers_vq.grid import Grid
 class ClipModel(PromptedModel):
     """A `PromptedModel` of clips: the tokens of frames, one frame after another in raster order.
 
-    The class of a family defines `decode_frames` and `encode_frames`; its `encode` and
-    `unconditional` end with `append_given`.
+    A family defines `decode_frames` and `encode_frames`; its `encode` and `unconditional` end with
+    `append_given`.
     """
 
     n_frames: int  # of a clip; a frame of tokens is one of pixels
@@ -68,9 +68,7 @@ class ClipModel(PromptedModel):
 
     @torch.no_grad()
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
-        """Whole clips, those of the given frames first: `[n_frames, height, width, 3]` uint8, on
-        the CPU.
-        """
+        """Whole clips, given frames first: `[n_frames, height, width, 3]` uint8, on the CPU."""
         clips = tokens.unflatten(1, (-1, self.layout.frame))  # [B, f, n]
         pixels = [self.decode_frames(self.join(clip)) for clip in clips]
         return [each.mul(255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1) for each in pixels]

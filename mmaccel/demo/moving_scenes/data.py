@@ -1,8 +1,7 @@
 """Captioned clips, clip `index` of `seed`; training, validation and evaluation share no clip.
 
-A clip shows one or two objects over a ground that stays. An object rests or moves straight on; it
-may appear or vanish on the way, or hit the other, which takes its motion over. Objects stay inside
-the canvas and never overlap.
+One or two objects, inside the canvas and never overlapping, rest or move straight on over a ground
+that stays; one may appear or vanish on the way, or hit the other, which takes its motion over.
 
 A caption is a noun such as `a red circle`, what it does (`rests`, `moves [slowly|quickly] left`,
 `appears [and moves left]`, `[moves left and] vanishes`, `moves left and hits a blue square`),

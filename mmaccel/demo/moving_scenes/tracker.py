@@ -1,10 +1,9 @@
 """Clips: reads a clip back against its caption.
 
-Nothing is learned, so a verdict can be checked by hand. The pixels of every frame are named and the
-shapes fitted as by the checker of `scenes`; the centroids of an object's pixels, frame after frame,
-are its track. A straight line through the track (least squares) gives direction and speed; the
-frames in which the object is missing give appearing and vanishing; where one object hits the other,
-the motion before and after is read apart.
+The pixels of every frame are named and the shapes fitted as by the checker of `scenes`; an object's
+centroids are its track. A straight line through it (least squares) gives direction and speed, the
+frames without the object appearing and vanishing; where one object hits the other, the motion
+before and after is read apart.
 """
 
 from __future__ import annotations
@@ -83,9 +82,7 @@ class Track:
 
 
 def check_clips(clips: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges clips [B, F, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice;
-    what a caption leaves open cannot be wrong.
-    """
+    """Judges clips [B, F, 3, 64, 64] float in 0..1 by captions, none with a colour twice."""
     pairs = zip(clips, captions, strict=True)
     return [_judge(clip.float(), read_caption(caption)) for clip, caption in pairs]
 

@@ -7,9 +7,8 @@ A document is fillers with statements between them, in random order:
 - a span, `s2 l5 l60 ...`: a name and the letters of a passage, none of which comes twice;
 - an item, `i7`, alone; it comes a few times.
 
-Questions of five tasks are asked after it. A question names what it asks about, and then begins the
-answer with it, so that a method that looks at the end of a prompt sees what is asked. Each answer
-ends in `<eos>`.
+A question behind it names what it asks about, and then begins the answer with it, so that a method
+that looks at the end of a prompt sees what is asked. Answers end in `<eos>`. Five tasks:
 
 - `recall k17 = k17`: the key's value;
 - `needles k3 k9 k17 = k3`: the key's value, then the next key, its value, and so on;

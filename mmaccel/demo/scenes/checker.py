@@ -2,16 +2,15 @@
 
 Verdicts per image: is the ground the one asked for, is there exactly one object of each colour
 asked for and none of another, are shapes, stated sizes and relations right, and is the whole
-caption true. Nothing is learned, so a verdict can be checked by hand. It is found in three steps.
+caption true; what a caption leaves open cannot be wrong. Nothing is learned. In three steps:
 
 1. **Pixels.** A pixel belongs to the prototype (a colour or a ground) it is nearest to after the
    prototype is made lighter or darker within what light, shadow and texture can do. Connected
    pixels of a colour are a piece.
-2. **Shapes.** Every shape is laid over a piece at nearby places, radii and turns. Those whose
-   overlap (intersection over union) comes close to the best are compared on the image itself, which
-   is explained by two colours, one under the shape and one next to it, mixed at the edge: the shape
-   that leaves the least unexplained (the greatest coefficient of determination) wins. So blurred
-   corners, which a tokenizer makes, do not turn a star into a circle.
+2. **Shapes.** Every shape is laid over a piece at nearby places, radii and turns. Of those whose
+   overlap (intersection over union) comes close to the best, the shape wins that leaves the least
+   of the image unexplained (the greatest coefficient of determination) by two colours, under it and
+   next to it, mixed at the edge: blurred corners do not turn a star into a circle.
 3. **Verdicts.** Shapes, sizes and places of the fits are compared with what the caption asks for.
 """
 
@@ -78,9 +77,7 @@ class Verdict(Judgement):
 
 
 def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges images [B, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice;
-    what a caption leaves open cannot be wrong.
-    """
+    """Judges images [B, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice."""
     verdicts = []
     for image, labels, caption in zip(
         images.float(), classify_pixels(images), captions, strict=True
@@ -182,7 +179,7 @@ def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
 
 def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     """The best fit of a shape to a piece of an image [3, h, w] float in 0..1: to a mask [h, w] of
-    one pixel at least. Pixels that show another object are hidden, and count neither way.
+    one pixel at least. Hidden pixels, which show another object, count neither way.
     """
     labels, hard, soft = _templates()
     rows, columns = np.nonzero(mask)
@@ -216,9 +213,7 @@ def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
 
 
 def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
-    """Coefficients of determination [K] of linear fits in masks [K, n], all channels of `colours`
-    [3, n] together, where `weight` [n] is not 0.
-    """
+    """R^2 [K] of linear fits in masks [K, n] of `colours` [3, n], where `weight` [n] is not 0."""
     counted = weight > 0
     m = masks[:, counted]
     x = colours[:, counted]
@@ -228,9 +223,7 @@ def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
 
 
 def classify_pixels(images: Tensor, names: Sequence[str] = NAMES) -> np.ndarray:
-    """Names the pixels of images [B, 3, h, w] float in 0..1, by colours and grounds that can be
-    there: [B, h, w] int64, indices into `NAMES`.
-    """
+    """Names pixels of images [B, 3, h, w] float in 0..1: [B, h, w] int64, indices into `NAMES`."""
     smooth = avg_pool2d(pad(images.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     pixel = (0.5 * smooth + 0.5 * images).permute(0, 2, 3, 1)  # [B, h, w, 3]
     distances = []

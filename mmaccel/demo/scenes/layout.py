@@ -1,8 +1,7 @@
 """Scenes: what is in an image or a clip, and where in every frame; a still has one frame.
 
-A scene is one to three objects on a ground. It is drawn from a counter-based generator keyed by
-(seed, index), so scene 17 of seed 3 is the same scene on every machine, whatever was drawn before
-it. Clips (`mmaccel.demo.moving_scenes`) and busy scenes (`mmaccel.demo.scenes_vqa`) are scenes too.
+A scene is one to three objects on a ground, drawn from a counter-based generator keyed by (seed,
+index): scene 17 of seed 3 is the same scene on every machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Scenes: from a description to pixels.
 
-Shapes are signed distances (antialiased by one pixel), lit from one side, with a cast shadow, a
-texture of their own and film grain over everything. The ground, its light and its texture stay
-while objects and their shadows move; every frame has grain of its own. A batch is drawn at once, on
-torch's default device; every step is elementwise, so that no frame depends on its batch.
+Shapes are signed distances (antialiased by one pixel), lit from one side, with a cast shadow and a
+texture of their own; every frame has film grain of its own. A batch is drawn at once, on torch's
+default device; every step is elementwise, so that no frame depends on its batch.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@ evaluation draw from different seeds, so they share no image.
 
 A busy scene has three to seven objects, no two of the same colour and shape, one or two signs with
 a number of two digits, and strokes of clutter. Large objects may carry a dot of another colour. A
-sign lies within one tile of the image, so that one view shows it whole. Neither objects nor signs
-overlap.
+sign lies within one tile of the image. Neither objects nor signs overlap.
 
-Questions are of ten kinds. An answer is one word, two (a colour and a shape) or a number. Answers
-are balanced: of all questions of a kind that a scene allows, the answer is drawn first, then a
-question that has it. What is false is almost true: a `red star` is asked for where something red
-and a star are, but no red star.
+Questions are of ten kinds. An answer is one word, two (a colour and a shape) or a number, drawn
+before a question that has it, so that answers are balanced. What is false is almost true: a `red
+star` is asked for where something red and a star are, but no red star.
 """
 
 from __future__ import annotations
@@ -383,10 +381,8 @@ KINDS: dict[str, Callable[[BusyScene], Answers]] = {
 
 
 def _find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None:
-    """The nearest object in a direction from a thing; None where that is not clear.
-
-    An object lies in a direction if it is at least as far along it as across. One that is nearly
-    so, and not clearly farther away than the nearest, makes it unclear.
+    """The nearest object in a direction, at least as far along as across, from a thing; None where
+    one that is nearly so, and not clearly farther away, makes it unclear.
     """
     inside, doubtful = [], []
     for other in scene.objects:

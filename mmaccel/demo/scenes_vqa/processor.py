@@ -1,8 +1,4 @@
-"""The processor of `scenes-vqa`, of transformers' own classes; torchvision is not needed.
-
-A number is two pieces of its WordPiece vocabulary, so that `72` is read digit by digit and written
-as one word.
-"""
+"""The processor of `scenes-vqa`, of transformers' own classes; torchvision is not needed."""
 
 from __future__ import annotations
 
@@ -29,10 +25,9 @@ def make_tokenizer() -> Any:
 
 
 def make_processor() -> LlavaNextProcessor:
-    """`processor(images=..., text=..., padding=True, return_tensors="pt")` with one `<image>` in
-    the text for each image gives `input_ids` and `attention_mask` [B, T], `pixel_values` [N, 5,
-    3, 40, 40] and `image_sizes` [N, 2] for N images in all, which are resized to 80x80 (or
-    40x80, 80x40 where that fits their shape better); they were 80x80 in training.
+    """`processor(images=..., text=..., padding=True, return_tensors="pt")`, with an `<image>` for
+    each image: `input_ids`, `attention_mask` [B, T], `pixel_values` [N, 5, 3, 40, 40] and
+    `image_sizes` [N, 2] of all N images, resized to 80x80 (as in training), 40x80 or 80x40.
     """
     from transformers import LlavaNextProcessor
     from transformers.models.llava_next.image_processing_pil_llava_next import (

@@ -4,8 +4,7 @@
     with mmaccel.attach(voices.model, mmaccel.Jacobi(window="adaptive")):
         spoken = voices.speak("the red bird sings", seed=0)
 
-The frame of 160 ms holds four frames of the codec's stacked layout one after the other, each of
-four books.
+A frame of 160 ms holds four frames of the codec's stacked layout in order, each of four books.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ class Spoken:
 
 
 class StackedVoices:
-    """The temporal and the depth decoder, a `CsmForConditionalGeneration`, with the text's side and
-    the codec of the flat model of `voices`.
-    """
+    """A `CsmForConditionalGeneration`, with the text's side and the codec of the flat `voices`."""
 
     def __init__(self, model: Any, speech: VoicesSpeech) -> None:
         self.model = model

@@ -1,13 +1,11 @@
 """Is a sampler exact? Equality for guarantees of bits, a G-test for those of a distribution.
 
-The distribution of whole sequences comes from a language small enough to enumerate. A test that
-rejects nothing proves nothing, so `power` states how likely a deviation was to be seen.
-
-Chi-square and noncentral chi-square tails are scipy's. R. R. Sokal, F. J. Rohlf, "Biometry", 3rd
-edition 1995, chapter 17 (G-test and the pooling of small cells); D. A. Williams, "Improved
-likelihood ratio tests for complete contingency tables", Biometrika 63 (1976), whose divisor brings
-the test to its level: without it a right sampler was rejected half as often again; J. Cohen,
-"Statistical Power Analysis for the Behavioral Sciences", 2nd edition 1988, chapter 7 (power).
+Sequences come from a language small enough to enumerate; `power` states how likely a deviation was
+to be seen. Chi-square and noncentral chi-square tails are scipy's. R. R. Sokal, F. J. Rohlf,
+"Biometry", 3rd edition 1995, chapter 17 (G-test and the pooling of small cells); D. A. Williams,
+"Improved likelihood ratio tests for complete contingency tables", Biometrika 63 (1976), whose
+divisor brings the test to its level (else a right sampler is rejected half as often again); J.
+Cohen, "Statistical Power Analysis for the Behavioral Sciences", 2nd edition 1988, chapter 7.
 
 Departures: cells are pooled by the expected counts alone, so that the pools do not depend on what
 was drawn. The power is stated for the worst of all distributions at a given total variation, not
@@ -29,25 +27,15 @@ from mmaccel.checks import importing
 
 @dataclass(frozen=True)
 class GTest:
-    """Result of a G-test.
+    """Result of a G-test."""
 
-    Attributes:
-        statistic: G = 2 sum O ln(O / E); infinite if something impossible was seen.
-        degrees: cells left after pooling, less one.
-        p_value: probability of so large a G / correction under the distribution.
-        n_samples: N.
-        total_variation: distance between counts / N and the distribution, over the unpooled cells.
-        floor: its expectation if the distribution is right.
-        correction: by which the statistic is divided before it is compared with chi-square.
-    """
-
-    statistic: float
-    degrees: int
-    p_value: float
-    n_samples: int
-    total_variation: float
-    floor: float
-    correction: float = 1.0
+    statistic: float  # G = 2 sum O ln(O / E); infinite if something impossible was seen
+    degrees: int  # cells left after pooling, less one
+    p_value: float  # probability of so large a G / correction under the distribution
+    n_samples: int  # N
+    total_variation: float  # between counts / N and the distribution, over the unpooled cells
+    floor: float  # its expectation if the distribution is right
+    correction: float = 1.0  # divides the statistic before it is compared with chi-square
 
 
 def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -62,7 +50,6 @@ def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
 def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest:
     """Compare counts with a distribution (Sokal and Rohlf, chapter 17), `[K]` both.
 
-    Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
     `p_value` is 0 if a cell of probability 0 was hit.
     """
     distribution, n = distribution.double(), int(counts.sum())
@@ -82,8 +69,8 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
 
 
 def compare_counts(first: Tensor, second: Tensor) -> GTest:
-    """Compare two samplers by how often each came into every cell, `[K]`, no cell empty in both
-    (Sokal and Rohlf, section 17.4, with Williams' correction for tables).
+    """Compare how often two samplers came into each cell, `[K]`, no cell empty in both (Sokal and
+    Rohlf, section 17.4, with Williams' correction for tables).
     """
     table = torch.stack([first, second]).double()  # [2, K]
     rows, columns, n = table.sum(1), table.sum(0), float(table.sum())
@@ -118,10 +105,7 @@ def williams_correction(distribution: Tensor, n_samples: int) -> float:
 
 
 def combine(tests: Sequence[GTest]) -> GTest:
-    """One test of several independent ones: statistics, degrees and counts add up.
-
-    Total variation and floor become means weighted by N.
-    """
+    """Independent tests as one: statistics, degrees and counts add up, the rest is means by N."""
     n, degrees = sum(test.n_samples for test in tests), sum(test.degrees for test in tests)
     statistic = sum(test.statistic for test in tests)
     distance = sum(test.total_variation * test.n_samples for test in tests) / n
@@ -134,7 +118,7 @@ def combine(tests: Sequence[GTest]) -> GTest:
 
 
 def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
-    """Which pool each cell belongs to, `[K]` int64 from 0, so that a pool expects `smallest` of
+    """Pools of cells, `[K]` int64 from 0, from the least likely on, each to expect `smallest` of
     `expected` `[K]`. What is left at the end joins the last pool.
     """
     order = expected.argsort(stable=True)
@@ -156,8 +140,8 @@ def total_variation(first: Tensor, second: Tensor) -> float:
 def sampling_floor(distribution: Tensor, n_samples: int) -> float:
     """Expected total variation between a distribution `[K]` and N samples of it: noise alone.
 
-    Sum of binomial mean deviations, by De Moivre's closed form (P. Diaconis, S. Zabell, "Closed
-    Form Summation for Classical Distributions", Statistical Science 1991, section 1).
+    Binomial mean deviations by De Moivre's closed form (P. Diaconis, S. Zabell, "Closed Form
+    Summation for Classical Distributions", Statistical Science 1991, section 1).
     """
     chances = distribution.double().clamp(0, 1)
     p = chances[(chances > 0) & (chances < 1)].numpy()
@@ -172,15 +156,10 @@ def first_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def power(total_variation: float, n_samples: float, degrees: int, level: float) -> float:
-    """Least probability to reject any distribution at this total variation from the tested one.
+    """Least probability to reject, at p-values below `level`, what is at this total variation.
 
-    The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz), whatever
-    p' is, so this is a bound for every bug of that size (that size counted over the pooled cells).
-
-    Args:
-        total_variation: of the wrong distribution from the right one, in 0..1.
-        n_samples: N; of two samples of N and M, N M / (N + M).
-        level: p-value below which the test rejects.
+    The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz) for every p';
+    TV is over the pooled cells, N of two samples of N and M is N M / (N + M).
     """
     if not degrees:
         return 0.0

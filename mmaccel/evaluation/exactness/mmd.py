@@ -1,20 +1,18 @@
 """Do two sets of features come from one distribution? A permutation test, and its power.
 
 A. Gretton et al., "A Kernel Two-Sample Test", JMLR 13 (2012), 723-773: the squared maximum mean
-discrepancy under a Gaussian kernel, whose width is the median distance of all items. Labels are
-permuted, which gives the exact distribution of the statistic where both sets have one distribution;
-the p-value counts the observed labels too and so never is 0 (B. Phipson, G. K. Smyth, 2010).
+discrepancy under a Gaussian kernel, whose width is the median distance of all items. Permuted
+labels give its exact distribution where both sets have one; the p-value counts the observed labels
+too and so never is 0 (B. Phipson, G. K. Smyth, 2010).
 
-J. Cohen, "Statistical Power Analysis for the Behavioral Sciences", 2nd edition 1988: a test that
-rejects nothing proves nothing. `measure_power` finds by simulation the smallest difference that the
-test rejects four times out of five. The difference is a shift of all features along the direction
-in which they vary most.
+J. Cohen, "Statistical Power Analysis for the Behavioral Sciences", 2nd edition 1988:
+`measure_power` simulates the smallest shift of all features along the direction in which they vary
+most that the test rejects four times out of five.
 
 Departures: labels may be permuted within groups alone (images of one prompt), where items of
-different groups have different distributions; scipy's `permutation_test` permutes all labels alike
-and is not used for that reason. Items of every simulated test are drawn from all
-features alike, also where labels are permuted within groups: the differences between groups are
-noise there, so that the real test sees no less.
+different groups have different distributions; scipy's `permutation_test` permutes all alike. Items
+of every simulated test are drawn from all features alike, groups or not: differences between groups
+are noise there, so that the real test sees no less.
 """
 
 from __future__ import annotations
@@ -31,28 +29,20 @@ from mmaccel.evaluation.quality.distances import Array, check_features, check_pa
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8
+# A group number for each item of both sets; labels are permuted within a group alone.
 Groups = tuple[Sequence[int], Sequence[int]]
-"""A group number for each item of both sets; labels are permuted within a group alone."""
 
 
 @dataclass(frozen=True)
 class PermutationTest:
-    """Result of a permutation test.
+    """Result of a permutation test."""
 
-    Attributes:
-        statistic: squared discrepancy of the observed labels.
-        p_value: share of labellings, the observed one included, with one as large.
-        n_first, n_second: items.
-        least: below which no p-value of these sizes and groups can be; a test at a level under it
-            cannot reject.
-    """
-
-    statistic: float
-    p_value: float
+    statistic: float  # squared discrepancy of the observed labels
+    p_value: float  # share of labellings, the observed one included, with one as large
     n_first: int
     n_second: int
     permutations: int
-    least: float
+    least: float  # the least p-value of these sizes and groups; no level under it can reject
 
 
 def permutation_test(
@@ -97,9 +87,7 @@ def permutation_test(
 
 
 def gaussian_kernel(items: Array) -> Array:
-    """exp(-|x - y|^2 / (2 m^2)) of all pairs of `[N, D]`, `[N, N]`; m is the median distance of
-    different items (1 where that is 0).
-    """
+    """exp(-|x - y|^2 / (2 m^2)) `[N, N]` of `[N, D]`; m is the median distance, 1 where it is 0."""
     items = items - items.mean(0)  # distances stay, and keep their digits far from 0
     with np.errstate(over="ignore", invalid="ignore"):
         squares = (items * items).sum(1)
@@ -133,19 +121,14 @@ def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
 
 @dataclass(frozen=True)
 class Power:
-    """What a permutation test would have seen.
+    """What a permutation test would have seen."""
 
-    Attributes:
-        level: p-value at which it rejects.
-        chances: shift in standard deviations to the share of simulated tests that rejected it.
-        visible: the smallest shift rejected in `POWER` of them or more; None if none was.
-        trials: simulated tests for each shift.
-    """
-
-    level: float
+    level: float  # p-value at which it rejects
+    # shift in standard deviations to the share of simulated tests that rejected it
     chances: dict[float, float]
+    # the smallest shift rejected in `POWER` of them or more; None if none was
     visible: float | None
-    trials: int
+    trials: int  # simulated tests for each shift
 
 
 def measure_power(
@@ -161,9 +144,9 @@ def measure_power(
 ) -> Power:
     """How often a test of these sizes rejects, were one set shifted.
 
-    Both sets of every trial are drawn from `features` `[K, D]` with replacement; the second is
-    moved along their first principal direction, by rising shifts in its standard deviations up to
-    one that is seen. A `level` is 1 / (permutations + 1) or more.
+    Both sets of a trial are drawn from `features` `[K, D]` with replacement; the second is moved
+    along their first principal direction, by rising shifts in its standard deviations up to one
+    that is seen. A `level` is 1 / (permutations + 1) or more.
     """
     pool, rng = check_features(features), np.random.default_rng(seed)
     _, spread, axes = np.linalg.svd(pool - pool.mean(0), full_matrices=False)

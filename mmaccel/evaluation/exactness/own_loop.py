@@ -1,9 +1,8 @@
 """A caller's own loop against a reference: do both draw sequences from one distribution?
 
-Nothing is known of either but what it returns, so two samples are compared by a G-test, prompt by
-prompt; the tests of all prompts add up. Cells are the branches of a tree of prefixes, as far down
-as both samples together have enough of them. That choice sees no labels, so that the test keeps its
-level.
+Two samples are compared by a G-test, prompt by prompt, and the tests add up. Cells are the branches
+of a tree of prefixes, as far down as both samples together fill them: that choice sees no labels,
+so that the test keeps its level.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from mmaccel.evaluation.exactness.g_test import combine, compare_counts, pool_ce
 from mmaccel.evaluation.exactness.report import Check, judge
 from mmaccel.samplers.sampling_params import SamplingParams
 
+# From a prompt and a seed to new tokens: a sequence, array or tensor of integers.
 Loop = Callable[[Any, int], Any]
-"""From a prompt and a seed to new tokens: a sequence, array or tensor of integers."""
+# A sequence for each seed, of a prompt by its number.
 Draw = Callable[[int, Sequence[int]], list[list[int]]]
-"""A sequence for each seed, of a prompt by its number."""
 SMALLEST = 10  # sequences of a cell, of both samples together
 
 
 def compare_loops(
     loop: Draw, reference: Draw, n_prompts: int, samples: int, seed: int
 ) -> Iterator[Check]:
-    """Whether a loop has the reference's distribution: one check, of at least so many sequences of
-    each, equally many of each prompt. Sequences have the seeds from `seed` on.
+    """Whether a loop has the reference's distribution: one check, of at least so many sequences
+    each, equally many of each prompt, with the seeds from `seed` on.
     """
     each = -(-samples // n_prompts)
     if each < SMALLEST:
@@ -58,7 +57,7 @@ def compare_loops(
 
 
 def count_cells(first: list[list[int]], second: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """How many sequences of two samples are in each cell of a tree of prefixes, `[K]` int64 each.
+    """Sequences of two samples in each cell of a tree of prefixes, `[K]` int64 each.
 
     Branches of fewer than `SMALLEST` are pooled; a branch of its own is split further.
     """
@@ -90,9 +89,7 @@ def count_cells(first: list[list[int]], second: list[list[int]]) -> tuple[Tensor
 def draw_by(
     loop: Loop, option: str, prompts: Sequence[Any], length: int, ends: Collection[int] = ()
 ) -> Draw:
-    """Sequences of a caller's loop, which `option` named, up to `length` tokens and to the first of
-    `ends`.
-    """
+    """Sequences of a caller's loop (`option`), up to `length` tokens and to the first of `ends`."""
 
     def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:
         prompt = prompts[number]

@@ -1,9 +1,7 @@
 """Reference models: distributions small enough for a table, so that every probability is known.
 
-`ToyLanguage` reads its logits from a table over prefixes, so that a sampler that forgets to roll
-back, or forwards the wrong position, reads the wrong prefix. `ReferenceDenoiser` knows every
-conditional of a joint distribution, whichever slots are filled. Counts of sampled sequences are
-compared with the probabilities by `mmaccel.evaluation.exactness.g_test`.
+`ToyLanguage` reads logits from a table over prefixes: a sampler that forgets to roll back reads the
+wrong one. `ReferenceDenoiser` knows every conditional of a joint distribution, in any order.
 """
 
 from __future__ import annotations
@@ -55,9 +53,8 @@ class ReferenceDenoiser(Denoiser):
 
 
 class ToyLanguage(TokenModel, StateModel):
-    """Sequences of 5 ids of 0..2 behind a prompt of one token; `joint` has their probabilities.
-
-    Its hidden states are its logits.
+    """Sequences of 5 ids of 0..2 behind a prompt of one token, of probabilities `joint`; logits are
+    the hidden states.
     """
 
     vocab_size = VOCAB
@@ -112,9 +109,7 @@ class ToyLanguage(TokenModel, StateModel):
 
 
 def sample_distribution(policy: Any, kind: str, samples: int, seed: int = 0) -> GTest:
-    """Sample a toy under a policy and compare the counts with its distribution; all rows are one
-    batch, so that they advance differently.
-    """
+    """Sample a toy under a policy, in one batch, and compare the counts with its distribution."""
     language = ToyLanguage()
     model = language if kind == "window" else ReferenceDenoiser(language.joint)
     ones = torch.ones(samples, 1, dtype=torch.int64)

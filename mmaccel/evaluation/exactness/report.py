@@ -3,14 +3,14 @@
 Greedy tokens and tokens of the same seeds against the plain loop, and greedy ones of texts against
 transformers' own `generate`; rows of a batch against rows made alone; the distribution of whole
 sequences against a toy that can be enumerated, by a G-test; and images of the model itself against
-the plain loop's, by a permutation test of their features. Each test states how much it would have
+the plain loop's, by a permutation test of their features. Tests state how much they would have
 seen.
 
 A window's pass adds in another order than a pass of one token, so its logits differ in their last
-bits. That explains a divergence where the token taken was below the best one by no more than these
-differences; a wider gap is a bug. Both are measured on the model itself, by forwarding the plain
-loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
-bug themselves, such as a window that attends to later tokens, and explain nothing.
+bits. A divergence where the token taken was below the best one by no more than these differences is
+explained by them, a wider gap is a bug; the model forwards the plain loop's tokens again, one by
+one and in windows, to measure both. Differences of more than half of the digits (a window that
+attends to later tokens) are a bug themselves.
 """
 
 from __future__ import annotations
@@ -43,27 +43,19 @@ _MAX_GAP = 4  # a gap of so many times the largest difference seen still counts 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. Prompt k has seed + k; sampled checks have the `params`.
+    """What to run. Prompt k has seed + k; sampled checks have the `params`."""
 
-    Attributes:
-        pipe: a `TextToImage`, of images or of `ContinuedTexts`.
-        plain: what the policy is compared with.
-        samples: sequences of the toy; 0 leaves the test out.
-        extract: features of images; None leaves the permutation test out.
-        library: a `BaselineDecoding` to compare with; None leaves the comparison out.
-    """
-
-    pipe: Any
+    pipe: Any  # a `TextToImage`, of images or of `ContinuedTexts`
     policy: Any
-    plain: Any
+    plain: Any  # what the policy is compared with
     captions: Sequence[str]
     seed: int
     params: SamplingParams
     batch_size: int
     dtype: str = EXACT_DTYPE
-    samples: int = 50_000
-    extract: Extract | None = None
-    library: Any = None
+    samples: int = 50_000  # sequences of the toy; 0 leaves the test out
+    extract: Extract | None = None  # features of images; None leaves the permutation test out
+    library: Any = None  # a `BaselineDecoding` to compare with; None leaves the comparison out
 
     @property
     def width(self) -> int:
@@ -72,9 +64,7 @@ class Plan:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
-        alone, because rounding cannot be told from a mistake there.
-        """
+        """Whether the same seeds are guaranteed the same tokens; on a canvas in float32 alone."""
         is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
         return self.policy.exactness == "bitwise" and is_decidable
 
@@ -93,9 +83,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """One guarantee, or a measurement without one; `said` is in words, `figures` are ready for
-    JSON.
-    """
+    """A guarantee, or a measurement without one, in words; `figures` are ready for JSON."""
 
     name: str
     guaranteed: bool
@@ -122,9 +110,8 @@ def compare_rows(
 ) -> Check:
     """Tokens of two runs of the same prompts and seeds.
 
-    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
-    canvas, where there is no next slot, nothing explains one, nor where the two runs have other
-    noise.
+    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee;
+    nothing explains one on a canvas, which has no next slot, or under other noise.
     """
     total, length = plain.tokens.shape
     divergences = first_divergence(made.tokens, plain.tokens)
@@ -168,8 +155,8 @@ def explain_divergence(
     Returns:
         `slot`; `gap`, by which the worse of both tokens was below the best there, in the units of
         the scores (noise included), None where truncation rules it out; `rounding`, the largest
-        difference of a score between passes of one token and of a window; `limit`, above which
-        such a difference is no rounding: half of the digits; `is_rounding`.
+        difference of a score between passes of one token and of a window; `limit` of that, half
+        of the digits; `is_rounding`.
 
     Cost: L passes of one token and L / width of a window.
     """
@@ -189,9 +176,8 @@ def explain_divergence(
 
 @torch.no_grad()
 def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: int) -> Tensor:
-    """Scores plus frozen noise `[L, V]` float32 at every slot of tokens `[L]`, the last of which is
-    not processed, in passes of `width` tokens. The argmax is the token that a run draws there. At
-    temperature 0, where the params leave one token, before truncation.
+    """Scores plus frozen noise `[L, V]` float32 at all slots of `[L]`, in passes of `width` tokens;
+    the argmax is what a run draws. At temperature 0, of one token left, before truncation.
     """
     params, model, images = plan.params, plan.pipe.model, plan.pipe.image_model
     noise = Noise.from_seed([seed], 1, model.device)
@@ -303,9 +289,7 @@ def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bo
 
 
 def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
-    """Features `[N, D]` of images of the same N prompts and of independent seeds; labels are
-    permuted within a prompt alone.
-    """
+    """Features `[N, D]` of images of the same N prompts, of independent seeds."""
     name = "features of images"
     numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
     prompt_numbers = [numbers[caption] for caption in captions]

@@ -2,23 +2,21 @@
 
 M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash
 Equilibrium", 2017, arXiv 1706.08500, section 4 (images); T. Unterthiner et al., 2018, arXiv
-1812.01717 (video); K. Kilgour et al., 2018, arXiv 1812.08466 (audio). Both sets are described by
-mean and covariance; the result is the squared 2-Wasserstein distance of the two normal
-distributions.
+1812.01717 (video); K. Kilgour et al., 2018, arXiv 1812.08466 (audio): the squared 2-Wasserstein
+distance of the normal distributions of both sets' means and covariances.
 
 M. Bińkowski et al., "Demystifying MMD GANs", ICLR 2018, arXiv 1801.01401, section 4: the squared
-maximum mean discrepancy under k(x, y) = (x y / D + 1)^3. Its estimate leaves out what an item has
-in common with itself and is unbiased: few items give a noisy answer and not a wrong one.
+maximum mean discrepancy under k(x, y) = (x y / D + 1)^3, unbiased: it leaves out what an item has
+in common with itself.
 
 Departures: the trace of the root of S1 S2 is the sum of the singular values of S1^(1/2) S2^(1/2),
 with roots of symmetric matrices, where the original takes a root of a product that is not
 symmetric. Next to KID's mean over random subsets, which is what others print, stands the estimate
 over all pairs, which has the least variance and needs no choice of a subset size.
 
-torchmetrics is not used, whose numbers a test compares. Its Fréchet distance takes eigenvalues of
-the product: with fewer items than features its rounding errors are seen, 0.1 % of the value at 100
-items of 2048 features. Its KID divides the sums of both sets by the size of the first, so that the
-estimate over all pairs comes out wrong for two folders of unlike numbers of images.
+torchmetrics is not used, but compared in a test. Its Fréchet distance takes eigenvalues of the
+product: rounding is 0.1 % of the value at 100 items of 2048 features. Its KID divides the sums of
+both sets by the size of the first, wrong for two folders of unlike numbers of images.
 """
 
 from __future__ import annotations
@@ -110,9 +108,7 @@ def _root(covariance: Array) -> Array:
 
 
 def frechet_floor(one: Array, other: Array, splits: int = 5, seed: int = 0) -> float:
-    """What noise alone gives at these numbers of items: mean distance of random splits of all items
-    together into two sets of the same sizes.
-    """
+    """Mean distance of random splits of all items into two sets of the same sizes: noise alone."""
     pool = np.concatenate([one, other])
     rng = np.random.default_rng(seed)
     mixed = [pool[rng.permutation(len(pool))] for _ in range(splits)]

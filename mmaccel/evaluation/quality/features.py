@@ -1,8 +1,7 @@
 """Features of images, clips and sound: which extractor, and running it over a folder.
 
-`moving-scenes` and `voices` are small networks that ship, of clips and of speech; distances over
-them are called FVD-own and FAD-own here, since no published FVD or FAD compares with them. Of
-images, `scenes` is the small network that ships (images of 64x64 captioned scenes alone).
+`scenes` (images of 64x64 captioned scenes alone), `moving-scenes` (clips) and `voices` (speech) are
+small networks that ship, whose distances are no published ones (FVD-own, FAD-own);
 `module:function` is the user's own.
 """
 
@@ -21,9 +20,9 @@ from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.distances import Array, check_features
 from mmaccel.own_code import import_named, reason
 
+# Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
+# `[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows.
 Extract = Callable[..., Tensor]
-"""Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
-`[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows."""
 
 
 def open_extractor(name: str, own: str = "scenes") -> Extract:
@@ -36,9 +35,7 @@ def open_extractor(name: str, own: str = "scenes") -> Extract:
 def load_callable(
     name: str, option: str, wanted: str = "module:function", items: str = "items"
 ) -> Callable[..., Any]:
-    """A function of the user's, which raises OptionError where it raises anything. `items` is what
-    its first argument has, in messages.
-    """
+    """A user's function, OptionError where it raises; `items`, its first argument, in messages."""
     function = import_named(name, option, wanted)
     if not callable(function):
         raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")

@@ -1,10 +1,9 @@
 """Folders of images, clips or sound: which files count, what they were made from, and pixels.
 
 An image of `mmaccel generate` carries its prompt and seed (text chunk `mmaccel`, JSON), a clip of
-`mmaccel animate` has them in a JSON file of the same name next to it. Where any file of a folder
-does, only those count: the others are sheets. A file without one may be named in `prompts.jsonl`
-next to it, a line each: `{"file": "a.png", "prompt": "…", "seed": 0}`. The seed may be left out,
-and more may be added.
+`mmaccel animate` has them in a JSON file of the same name next to it; where any file does, only
+those count: the others are sheets. `prompts.jsonl` may name other files, a line each, with or
+without a seed and more: `{"file": "a.png", "prompt": "…", "seed": 0}`.
 """
 
 from __future__ import annotations
@@ -65,9 +64,7 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
 
 
 def read_facts(file: Path) -> dict[str, Any]:
-    """What a PNG carries of `mmaccel generate`, and what stands next to any other file in a JSON
-    file of the same name; empty where there is nothing.
-    """
+    """What `mmaccel generate` wrote into a PNG, or a JSON file next to any other; maybe empty."""
     text: str | bytes | None = None
     if file.suffix.lower() == ".png":
         with open_image(file) as image:
@@ -92,9 +89,7 @@ def open_image(file: Path) -> Any:
 
 
 def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:
-    """Pixels of images in order, `[B, 3, H, W]` uint8, B at most `batch_size`; ShapeError for
-    unlike sizes.
-    """
+    """Pixels of images, `[B, 3, H, W]` uint8, B <= `batch_size`; ShapeError for unlike sizes."""
     first: tuple[Path, tuple[int, int]] | None = None
     for k in range(0, len(items), batch_size):
         part, rows = items[k : k + batch_size], []
@@ -123,8 +118,7 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
 def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
     """Frames of clips in order, `[B, F, 3, H, W]` uint8, B at most `batch_size`.
 
-    A clip whose frames are all equal is one image in some formats; where its facts say how many
-    `frames` it has, it has them.
+    Formats may keep equal frames as one; it counts as often as the facts' `frames` say.
     """
     first: tuple[Path, list[int]] | None = None
     for k in range(0, len(items), batch_size):

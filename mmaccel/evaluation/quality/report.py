@@ -33,9 +33,8 @@ def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a folder holds. `judge` makes verdicts of items in 0..1 and prompts, `read_prompt`
-    refuses those that it does not read; without it prompts are not read back, and no items are
-    drawn.
+    """What a folder holds. `judge` makes verdicts of items in 0..1 and prompts; without
+    `read_prompt`, which refuses prompts, none are read back, and no items drawn.
     """
 
     unit: str

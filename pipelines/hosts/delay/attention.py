@@ -61,10 +61,7 @@ class StepCaches:
 
 
 def mask_encoder(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask of attention to an encoder, `[R, 1, 1, T]`, of `[R, T]`; None hides nothing.
-
-    A row that hides everything, as MusicGen's unconditional one does, has no NaN.
-    """
+    """The mask of attention to an encoder, `[R, 1, 1, T]`, of `[R, T]`; None hides nothing."""
     if mask is None:
         return None
     hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device)

@@ -1,17 +1,13 @@
 """Dia: a decoder over text states, with delays of its own for each codebook and an end.
 
-Nari Labs, "Dia-1.6B", 2025. Three of its logits processors are its own, and read more than the
-scores of one code. Here they are functions of what was generated before a code and of its cell:
+Nari Labs, "Dia-1.6B", 2025; transformers 5.24, `dia`. Three of its logits processors read more than
+the scores of one code. Here they are functions of a code's cell and of what was generated before:
 
 - *guidance* chooses the k likeliest codes by the guided scores, and keeps the conditional ones;
 - only the first book ends a sound, and only where the end is its likeliest id (*filter*);
-- when it has, book k is certain of the end ``delays[k]`` steps later, and padded behind it
-  (transformers' processor counts these steps down, call by call).
+- when it has, book k is certain of the end ``delays[k]`` steps later, and padded behind it.
 
-A row is over with the end of the book that is delayed the most. That end is an id of its own in the
-stream, as a stop token ends a row wherever it stands.
-
-Source: transformers 5.24, `dia`.
+A row is over with the end of the book delayed the most: an id of its own, the stream's stop token.
 """
 
 from __future__ import annotations
@@ -55,9 +51,7 @@ _END = "DiaEOSDelayPatternLogitsProcessor"
 
 @dataclass(frozen=True)
 class DiaGuidance(SamplingParams):
-    """Guidance of Dia: conditional scores of the k codes that guided scores ``c + s (c - u)``
-    choose; without k (`guidance_top_k`) the guided scores themselves.
-    """
+    """Guidance of Dia: scores of the k codes that ``c + s (c - u)`` chooses; no k: that itself."""
 
     guidance_top_k: int | None = None
 
@@ -125,9 +119,7 @@ class DiaRules:
         return kept.masked_fill(ends != (index == self.end), -math.inf)
 
     def find_ends(self, tokens: Tensor, slots: Tensor) -> Tensor:
-        """The step at which the first book has ended before each of slots `[B, W]`, of tokens `[B,
-        N]`.
-        """
+        """The step of the first book's end before each of slots `[B, W]`, of tokens `[B, N]`."""
         first_book = self._first_book
         n_before = torch.searchsorted(first_book, slots.contiguous())
         is_end = tokens[:, first_book + 1] == self.end  # column 0 is the prompt's

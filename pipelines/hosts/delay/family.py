@@ -43,9 +43,7 @@ class CodeDecoder(OwnPasses):
 
     @abstractmethod
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
-        """For a self-check: a decoder of steps, codes `[R, S, K]`, and the logits `[R, S, K, V]`
-        of one pass of the model's own over them.
-        """
+        """A decoder of steps, codes `[R, S, K]`, and the model's own logits `[R, S, K, V]`."""
 
     def facts(self, model: Any) -> ModelFacts:
         config = self.decoder_config(model)
@@ -87,9 +85,7 @@ class CodeDecoder(OwnPasses):
         """The task of a call whose arguments can be served, or why it cannot be."""
 
     def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Cells | None]:
-        """Codes of all cells `[B, S, K]` as far as they are given, and the free cells of every row,
-        None where rows have different patterns.
-        """
+        """Given codes of all cells `[B, S, K]`, and the free cells; None if patterns differ."""
         assert call.length is not None
         prompt = call.ids.unflatten(0, (-1, self.n_books(call.model))).mT  # [B, T, K]
         n_prompt = prompt.shape[1]
@@ -112,9 +108,7 @@ class CodeDecoder(OwnPasses):
 
 
 def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
-    """Reasons against processors that read more than the scores of one code: in a row of a book
-    they would read what was drawn in cells that the pattern overwrites.
-    """
+    """Reasons against processors that read more than the scores of one code."""
     for processor, kind in kinds:
         if kind in ("window", "prefix"):
             yield f"a {type(processor).__name__}, which reads the codes of a book before a step"
@@ -184,9 +178,8 @@ def make_task(
 def read_ended(
     stream: Generation, cells: Cells, given: Tensor, *, stop: int, end: int, padding: int
 ) -> Tensor:
-    """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest.
-
-    The stream has `stop` in place of an `end`, the code that ends a book; `padding` goes behind it.
+    """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest: `end`,
+    which ends a book, for the stream's `stop`, and `padding` behind it.
     """
     index = torch.arange(stream.tokens.shape[1], device=given.device)
     tokens = torch.where(index < stream.lengths[:, None], stream.tokens, padding)
@@ -198,7 +191,7 @@ def read_ended(
 
 
 def find_first(is_end: Tensor, step: Tensor, n_before: Tensor) -> Tensor:
-    """The step of the first end of a row among its first slots, `[B, W]` int64; `NEVER` without.
+    """The step `[B, W]` int64 of the first end among a row's first slots; `NEVER` without.
 
     Of slots at steps `[n]`, `is_end` `[B, n]`, the first `n_before` `[B, W]` are looked at.
     """

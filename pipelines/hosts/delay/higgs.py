@@ -1,14 +1,12 @@
 """Higgs Audio v2: a decoder whose text goes over into steps of codes, book k delayed by k.
 
-Boson AI, "Higgs Audio V2", 2025. The first steps begin the books one after the other; the step
-behind an end in any book ends the first, and each later one the next. transformers' processor
-counts both down, call by call. Here they follow from a code's cell and what was generated before.
+Boson AI, "Higgs Audio V2", 2025; transformers 5.24, `higgs_audio_v2`, whose `_sample` is its own.
+The first steps begin the books one after the other; the step behind an end in any book ends the
+first, and each later one the next. Both follow from a code's cell and what was generated before.
 
-The prompt is a row of ids, in which sounds that are already there have steps of their own. It is
-processed once, by the model's own forward over the window's cache, and its last id scores the first
-step. A row is over with a step of ends alone: the last of them is an id of its own in the stream.
-
-Source: transformers 5.24, `higgs_audio_v2`, whose `_sample` is its own.
+The prompt is a row of ids, sounds in it included; the model's own forward processes it once, and
+its last id scores the first step. A row is over with a step of ends alone, the last of them an id
+of its own in the stream.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """MusicGen: a decoder over text states whose codebooks stand in a delay pattern.
 
-J. Copet et al., "Simple and Controllable Music Generation", NeurIPS 2023 (arXiv 2306.05284). Its
-own `generate` builds the pattern's mask, and calls `_sample` with a row for each book of each
-sound; what is drawn in cells that the mask gives is overwritten at once. A window follows the mask
-of the call, so that prompts of sound and stereo need nothing of their own.
-
-The decoder takes no positions: it counts them from its cache. `MusicgenSteps` runs its layers by
-itself, with the decoder's own sinusoidal table at each row's steps.
-
-Source: transformers 5.24, `musicgen` and `musicgen_melody`.
+J. Copet et al., "Simple and Controllable Music Generation", NeurIPS 2023 (arXiv 2306.05284);
+transformers 5.24, `musicgen` and `musicgen_melody`. Its own `generate` builds the pattern's mask,
+which also has prompts of sound and stereo, and calls `_sample` with a row for each book of each
+sound. The decoder counts positions from its cache; `MusicgenSteps` runs its layers by itself, with
+the decoder's own sinusoidal table at each row's steps.
 """
 
 from __future__ import annotations
@@ -48,9 +44,7 @@ _BOTH: Table = {
 
 
 class MusicgenSteps(StepDecoder):
-    """`MusicgenForCausalLM`, which has the heads, as a decoder of steps over states `[R, T, D]` as
-    it takes them, of which it sees those with 1 in the mask `[R, T]`.
-    """
+    """`MusicgenForCausalLM` as a decoder of steps over states `[R, T, D]` of the mask `[R, T]`."""
 
     def __init__(self, model: Any, states: Tensor, mask: Tensor | None = None) -> None:
         self.vocab_size = int(model.config.vocab_size)

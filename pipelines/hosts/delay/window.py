@@ -3,12 +3,8 @@
 A *pattern* says at which step a decoder stands at each code of a frame (J. Copet et al., "Simple
 and Controllable Music Generation", NeurIPS 2023 (arXiv 2306.05284), section 2.2). The cells of its
 grid `[S, K]` of steps and codebooks that are generated, step by step and book by book, are the
-slots of a row. All other cells are given: begin and end ids of the pattern, and the codes that a
-sound begins with. So no slot is spent on what is known.
-
-Codes of one step do not depend on each other. What is redrawn after a rejected code of a step is
-right already, is kept as the draft of the next pass, and is accepted there: a window of a step or
-more costs no more passes than a loop over whole steps, but one.
+slots of a row; the others are given. Codes of one step do not depend on each other: those redrawn
+after a rejected code of a step are right already, and the draft of the next pass.
 """
 
 from __future__ import annotations
@@ -47,11 +43,8 @@ class StepDecoder(ABC):
 
     @abstractmethod
     def forward(self, codes: Tensor, at: Tensor) -> Tensor:
-        """Logits `[R, n, K, V]` of the codes of the steps that follow.
-
-        Of codes `[R, n, K]` at steps `at` `[R, n]`, one after the other in each row. What the cache
-        holds from the first on is overwritten; what is written beyond the reserved steps is never
-        read.
+        """Logits `[R, n, K, V]` of what follows codes `[R, n, K]` at steps `at` `[R, n]`, in order;
+        what the cache holds from the first step on is overwritten.
         """
 
 

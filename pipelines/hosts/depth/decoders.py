@@ -1,13 +1,12 @@
 """Depth decoders of transformers: how each kind scores the codes of one frame.
 
-A speech model of several codebooks generates a frame in two stages: a temporal decoder gives a
-state and maybe the first code, and a small *depth decoder* the other codes, one after the other
-(Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation using
-Residual Quantization", CVPR 2022, section 3.3). A kind says which embeddings and heads its books
-have; the layers between them are those of any causal LM.
+A temporal decoder gives a state and maybe a frame's first code, a small *depth decoder* the others,
+one by one (Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation
+using Residual Quantization", CVPR 2022, section 3.3). A kind says which embeddings and heads its
+books have; the layers are those of any causal LM.
 
-Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, whose `generate` calls `generate`
-of these decoders once a frame.
+Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, which call `generate` of these
+decoders once a frame.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ class CsmDepth(SharedLayers):
 
 
 class MoshiDepth(DepthDecoder):
-    """`MoshiDepthDecoder`: the text token, then 8 codes, the main decoder's state in each entry.
-
-    Each book has layers of its own, which the model's own forward takes.
-    """
+    """`MoshiDepthDecoder`: the text token, then 8 codes, each by layers of its own."""
 
     state_argument = "last_hidden_state"
     arguments = SAMPLE | {state_argument: READ}
@@ -90,10 +86,9 @@ class MoshiDepth(DepthDecoder):
 
 
 class CodePredictor(SharedLayers):
-    """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
-    code, then 15 codes, each with an embedding and a head of its own.
+    """Qwen3-Omni's: embeddings of the talker's state and of the first code, then 15 codes.
 
-    The talker asks for hidden states and reads the embeddings of the codes there: calls get those.
+    The talker reads the embeddings of the codes among hidden states: calls get those.
     """
 
     state_argument = "inputs_embeds"
@@ -129,10 +124,7 @@ class CodePredictor(SharedLayers):
 
 
 class TTSCodePredictor(CodePredictor):
-    """Qwen3-TTS's, whose talker is wider: a layer narrows what the decoder reads.
-
-    Source: QwenLM/Qwen3-TTS at 022e286, of transformers 4.57.
-    """
+    """Qwen3-TTS's, where a layer narrows what is read (QwenLM/Qwen3-TTS at 022e286)."""
 
     def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
         embedded = super().embed(model, entries, first, states)

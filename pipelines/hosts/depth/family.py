@@ -48,9 +48,7 @@ class DepthDecoder(OwnPasses):
 
     @abstractmethod
     def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
-        """Logits `[R, n, V]` of a pass over entries `[R, n]` from the first one on; those of the
-        first P - 1 of a frame mean nothing.
-        """
+        """Logits `[R, n, V]` of entries `[R, n]` from the first on; the first P - 1 are noise."""
 
     def facts(self, model: Any) -> ModelFacts:
         return ModelFacts(

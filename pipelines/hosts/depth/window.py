@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 class DepthWindow(CausalLMWindow):
     """A depth decoder over one frame of each row, as a token model.
 
-    Embeddings, heads and maybe layers are those of a book, so an entry of a pass stands at one book
-    in all rows: a pass goes from the first entry that a row wants to the last one. Where the host
-    does not know the entries (on an accelerator), it is over the whole frame.
-
+    A pass goes from the first entry that a row wants to the last one, an entry being one book in
+    all rows; over the whole frame where the host does not know the entries (on an accelerator).
     A prompt is the P entries of the frame's beginning, and maybe codes of the frame before it,
-    which draft sources read and the decoder never sees. The first pass processes its entries, too.
+    which draft sources read and the decoder never sees.
     """
 
     offers = TokenModel.offers | {"captured steps", "fused decoder"}
@@ -105,9 +103,7 @@ class DepthWindow(CausalLMWindow):
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
-        """Cost: on a CPU of the entries from the first wanted one to the last, else of a whole
-        frame.
-        """
+        """Cost: on a CPU of entries from the first wanted to the last, else of a whole frame."""
         n_before = self._kind.n_before
         # indices count the prompt with the frame before; `at` [R, W] counts entries of this frame
         at = self._write(entries) - self._n_prompt + n_before

@@ -1,8 +1,4 @@
-"""diffusers' `AmusedPipeline` under a canvas policy.
-
-The pipeline still encodes prompts, prepares guidance and decodes tokens to images. Its scheduler
-loop is cut to one step, and that step is a run of the policy: the run calls the pipeline's
-transformer, and the scheduler's step returns the run's tokens.
+"""diffusers' `AmusedPipeline` under a canvas policy, which runs in place of its scheduler's loop.
 
 Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. S. Patil et al.,
 "aMUSEd: An Open MUSE Reproduction", 2024, arXiv 2401.01808.
@@ -148,11 +144,7 @@ class AmusedService(PolicyService):
 
 
 class GridDenoiser(Denoiser):
-    """A `Denoiser` of the tokens of a grid, all of them in every pass.
-
-    The prompt is a condition of the model and not part of the canvas: a row's prompt is one column
-    that the model never sees.
-    """
+    """A `Denoiser` of a grid's tokens; a row's prompt is one column, which is never seen."""
 
     def __init__(
         self,

@@ -17,9 +17,7 @@ _changing = Lock()
 
 @contextmanager
 def answering(modules: Sequence[Any], name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Inside the block, calls of a method of modules by this thread are `answer(module, ...)`;
-    other threads, whose blocks may begin or end inside this one, get their own.
-    """
+    """In the block, this thread's calls of a method of modules are `answer(module, ...)`."""
     entry = get_ident(), answer
     with _changing:
         for module in modules:

@@ -1,8 +1,4 @@
-"""What becomes of each argument of a denoiser's `generate` and of diffusers' pipelines.
-
-The published loops of these models take their schedule as arguments; here the schedule belongs to
-the policy. Some arguments of transformers need a prefix; a canvas is filled in any order.
-"""
+"""What becomes of each argument of a denoiser's `generate` and of diffusers' pipelines."""
 
 from __future__ import annotations
 
@@ -82,9 +78,7 @@ _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_
 
 
 def pipeline_table(read: str, refused: Sequence[str]) -> Table:
-    """The table of a diffusers pipeline: arguments that are read, and refused ones, as in
-    `DENOISER`.
-    """
+    """The table of a diffusers pipeline: arguments that are read, and refused of `DENOISER`."""
     return dict.fromkeys(read.split(), READ) | {name: DENOISER[name] for name in refused}
 
 

@@ -1,11 +1,9 @@
 """Denoisers over a KV cache that is written and read at any indices.
 
-A pass computes some entries of every row, writes their keys and values at any cache indices, and
-reads any indices. The model is called with explicit positions, a 4-D mask in the form that it
-takes, and the stores of its layers. Keys and values are written first; then every entry reads the
-indices that its mask names. So a cache plan is a set of positions, and one row of the cache can
-hold several canvases. Under methods of caches and attention its layers attend as a `WindowPass`
-says.
+A pass writes the keys and values of some entries of every row at any cache indices; then every
+entry reads the indices that its mask names. So a cache plan is a set of positions, and one row of
+the cache can hold several canvases. The model is called with explicit positions, a 4-D mask in the
+form that it takes, and the stores of its layers.
 
 Source of the idea: the replaced positions of C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618.
 
@@ -230,9 +228,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         return ""
 
     def _lack_of_attention(self, reads_hidden: bool) -> str:
-        """Why the layers do not attend by a function of ours, maybe with hidden states: every layer
-        must call it once, and the logits must be those of the model's own attention.
-        """
+        """Why layers cannot attend by our function, maybe with hidden states; "" if they can."""
         ids = torch.arange(6, device=self.device)[None] % 2
         entries = scrambled_passes(ids, None)[0]
         called = _Called(reads_hidden)
@@ -294,9 +290,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self._run_plain(entries, reads)
 
     def run(self, entries: CanvasPass) -> Tensor:
-        """Logits `[R, Q, V]` of the queries of a pass over the cache. An entry that reads nothing
-        reads itself, so that its logits are no NaN.
-        """
+        """Logits `[R, Q, V]` of the queries; an entry that reads nothing reads itself (no NaN)."""
         assert self.stores is not None, "reserve comes first"
         return self._run(entries, by_pass=bool(self._methods), sparse=self.stores.sparse)
 
@@ -352,9 +346,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         return self.take(self.call_model(entries, mask, cache))
 
     def call_model(self, entries: CanvasPass, mask: Tensor, cache: Any) -> Tensor:
-        """The model's own logits `[R, Q, V']` of the queries, of all its ids, which the entries
-        hold, under a mask `[R, 1, 1 or C, P]` in the form that the model takes.
-        """
+        """The model's own logits `[R, Q, V']`, of all ids, under its mask `[R, 1, 1 or C, P]`."""
         return queried_logits(
             self.model,
             entries.queries,

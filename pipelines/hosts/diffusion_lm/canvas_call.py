@@ -24,8 +24,8 @@ def read_canvas(
 ) -> Task:
     """A denoiser's call, as a canvas to fill behind each prompt.
 
-    An option that the call does not name (None in `given`) is taken from the `GenerationConfig` it
-    gives, then from the model's own; end and padding tokens also from the model's configuration.
+    What it does not name (None in `given`) is of its `GenerationConfig`, then of the model's own;
+    end and padding tokens also of the model's configuration.
     """
     defaults = (config, getattr(denoiser.model, "generation_config", None))
     levels = [given, *(vars(level) if hasattr(level, "__dict__") else {} for level in defaults)]
@@ -112,7 +112,7 @@ def read_canvas(
 def _read_rows(
     given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int
 ) -> tuple[Tensor, Tensor]:
-    """Ids `[B, T]` int64 of a call and their mask (1 on tokens), bool, padded on any side.
+    """Ids `[B, T]` int64 of a call and their mask (True on tokens), padded on any side.
 
     No prompt may hold the mask token, or -1; padding may be any number.
     """

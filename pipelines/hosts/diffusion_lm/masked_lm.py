@@ -11,9 +11,8 @@ from mmaccel.pipelines.hosts.diffusion_lm.cached import CachedDenoiser
 
 
 class MaskedLM(CachedDenoiser):
-    """Wraps a decoder with a head, trained to fill in masks; its arguments are those of
-    `CachedDenoiser`: a shift of 1 is Dream's, 0 LLaDA's, a block that of SDAR, LLaDA2, Fast-dLLM
-    v2.
+    """Wraps a decoder with a head, trained to fill in masks; arguments of `CachedDenoiser`: a shift
+    of 1 is Dream's, 0 LLaDA's, a block that of SDAR, LLaDA2, Fast-dLLM v2.
 
     Raises:
         UnsupportedModelError: no decoder with full attention in every layer, or one that fails its

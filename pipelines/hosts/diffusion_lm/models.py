@@ -64,10 +64,8 @@ class LLaDADenoiser(ModelDenoiser):
     """LLaDA, LLaDA-1.5 and MMaDA: `model(input_ids, attention_bias=)`, full attention.
 
     The bias is booleans `[R, 1, N, N]`: with a 2-D `attention_mask` alone the model adds a causal
-    one. Positions count from the first column and are relative, so that padding on the left changes
-    nothing. A layer turns all keys by their order, so that an entry in the middle of a canvas
-    cannot be computed alone; so during a pass over the cache the layers' `attention` is the
-    function here, which turns by the positions of the pass, and writes and reads the stores.
+    one. Positions are relative. A layer turns all keys by their order; so during a pass over the
+    cache the layers' `attention` is the function here, which turns by the positions of the pass.
     """
 
     form = "bool"
@@ -127,9 +125,7 @@ class LLaDADenoiser(ModelDenoiser):
 
 
 class DreamDenoiser(ModelDenoiser):
-    """Dream and Dream-Coder: `model(input_ids, attention_mask, position_ids, past_key_values)`,
-    shifted logits. The mask is the word "full" or booleans `[R, 1, N, N]`.
-    """
+    """Dream and Dream-Coder: shifted logits; the mask is "full" or booleans `[R, 1, N, N]`."""
 
     form = "bool"
     shifted = 1
@@ -137,13 +133,11 @@ class DreamDenoiser(ModelDenoiser):
 
 
 class SDARDenoiser(ModelDenoiser):
-    """SDAR and TraDo: block-causal;
-    `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`.
+    """SDAR and TraDo: `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`.
 
-    The published code reads the mask as booleans, whatever its dtype. With `store_kv=True` a layer
-    attends to what `past_key_values.update` returns, as a cache with indices needs it; without, the
-    model appends its keys and values for this pass. A mask that hides nothing selects a kernel for
-    half precision only, so that one spare cache index is always hidden.
+    Block-causal; the mask is read as booleans. With `store_kv=True` a layer attends to what
+    `past_key_values.update` returns; without, keys and values are appended for this pass. One
+    spare cache index is always hidden: a mask without any selects a kernel for half precision.
     """
 
     form = "bool"
@@ -154,11 +148,10 @@ class SDARDenoiser(ModelDenoiser):
 
 
 class FastDLLMDenoiser(ModelDenoiser):
-    """Fast-dLLM v2: `model(input_ids, position_ids, past_key_values, update_past_key_values=)`,
-    block-causal, shifted logits.
+    """Fast-dLLM v2: `model(input_ids, position_ids, past_key_values, update_past_key_values=)`.
 
-    Its decoder makes a mask of blocks in the order of its input, in `eval_mask`
-    (`Fast_dLLM_QwenModel.forward`): during a pass that method returns the mask of the pass.
+    Block-causal, shifted logits. During a pass `eval_mask` (`Fast_dLLM_QwenModel.forward`), which
+    makes a mask of blocks in the order of the input, returns the mask of the pass.
     """
 
     form = "bool"
@@ -177,7 +170,7 @@ class LuminaDenoiser(LLaDADenoiser):
     """Lumina-DiMOO: `model(input_ids, infer=True)`, full attention, whose layers are LLaDA's.
 
     Tokens that end a row of the image come from the layout (`to_canvas` of their id). Without a
-    cache the model takes padding for tokens, so that one whose layers differ is refused.
+    cache padding counts as tokens, so a model whose layers differ is refused.
     """
 
     cached_options = plain_options = MappingProxyType({"infer": True})

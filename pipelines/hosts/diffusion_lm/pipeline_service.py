@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class PolicyService(Service, Capable):
-    """Base of the services of one object, which is a model for what is attached to it.
-
-    It has `seed`, `strict`, `layout` and `layer_methods` of `AttachOptions`.
-    """
+    """Base of one object's services, with `seed`, `strict`, `layout`, `layer_methods`."""
 
     slot = "model"
     whole: ClassVar[str] = "every pass computes the whole canvas"
@@ -99,9 +96,7 @@ def make_output(
     end: int | None,
     given: Mapping[str, Any],
 ) -> Any:
-    """What a pipeline's call returns, of `kind`: sequences `[B, L]` int64 and their texts, each up
-    to and with its first end token.
-    """
+    """A pipeline's output of `kind`: sequences `[B, L]` int64, and texts up to their first ends."""
     texts = None
     if given["output_type"] == "text" and decoder is not None:
         lengths = count_to_end(sequences, -1 if end is None else end).tolist()

@@ -1,8 +1,7 @@
 """Which denoiser serves a model.
 
-Sources of the model types: the configuration classes in github.com/ML-GSAI/LLaDA and its ports,
-DreamLM/Dream, JetAstra/SDAR, NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them. TraDo's
-checkpoints have SDAR's files.
+Sources of the model types: the configuration classes of ML-GSAI/LLaDA and its ports, DreamLM/Dream,
+JetAstra/SDAR (TraDo has its files), NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ FAMILIES = {  # transformers' model_type -> class in mmaccel.pipelines.hosts.dif
 
 
 def find_denoiser(target: Any) -> str | None:
-    """Name of the denoiser class that an object is, or that serves it; None for other objects.
+    """Name of the denoiser class that an object is, or of its type's; None for others.
 
-    Some models with other code have one of these types (LLaDA-MoE and Lumina-DiMOO: "llada"); the
-    self-check in `open_denoiser` refuses them.
+    Models with other code of the same type (LLaDA-MoE: "llada") fail in `open_denoiser`.
     """
     if isinstance(target, Denoiser):
         return type(target).__name__

@@ -1,8 +1,4 @@
-"""Logits of some positions of a pass, with the model's head run on these positions alone.
-
-The head is the widest layer of a small model, and a canvas needs the logits of its active block
-only. Scales and caps that a model applies to its logits afterwards still apply.
-"""
+"""Logits of some positions of a pass: the head runs on these alone; scales and caps still apply."""
 
 from __future__ import annotations
 
@@ -15,8 +11,9 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Tensor:
-    """Logits `[R, Q, V]` of positions `[R, Q]` int64 of ``model(*args, **inputs)``. A head that is
-    no linear layer called once on states `[R, N, D]` computes all positions.
+    """Logits `[R, Q, V]` of positions `[R, Q]` int64 of ``model(*args, **inputs)``.
+
+    A head that is no linear layer called once on states `[R, N, D]` computes all positions.
     """
     selected: list[bool] = []  # whether the head was called on the queries
     thread = get_ident()

@@ -1,9 +1,8 @@
 """Self-check of a denoiser: do a model's passes follow their masks and positions?
 
-A model that builds its own mask, or takes positions from the order of its input, returns other
-logits than those asked for and no error. A model that is wrongly said to be block-causal would be
-cached wrongly. So every model runs a few random tokens when it is wrapped. Each check compares two
-passes that must agree, or that must differ.
+Every model runs a few random tokens when it is wrapped: one that builds its own mask, takes
+positions from the order of its input, or is wrongly called block-causal raises no error. Each check
+compares two passes that must agree, or must differ.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def check_denoiser(model: Any) -> None:
-    """Refuse a `Denoiser` whose passes do not follow their masks and positions.
-
-    A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
+    """Refuse a `Denoiser` whose passes do not follow masks and positions; where logits cannot be
+    compared (NaN, all alike) it passes, and is checked again next time.
     """
     inner = model if model.model is None else model.model
     attention = own_attention(getattr(inner, "config", None))
@@ -56,9 +54,7 @@ def check_denoiser(model: Any) -> None:
 
 
 def find_fault(model: Any) -> str | None:
-    """What a denoiser gives that does not follow masks and positions; empty where it follows them,
-    None where logits cannot be compared.
-    """
+    """What does not follow masks and positions; "" for nothing, None if nothing compares."""
     check = DenoiserCheck(model)
     reason = same_logits(check.run, check.run_otherwise, Tolerance.of(model.dtype), faults=_FAULTS)
     if check.is_causal:
@@ -67,9 +63,9 @@ def find_fault(model: Any) -> str | None:
 
 
 class DenoiserCheck:
-    """The passes of one model that are compared, over two rows: prompts of 1 and 4 tokens, and a
-    canvas. They are those of `_FAULTS`; the last three, over keys at scrambled cache indices, in
-    scrambled order, and partly from an earlier pass, are of models with a KV cache.
+    """The passes of one model that are compared (`_FAULTS`): prompts of 1 and 4 tokens, a canvas.
+
+    The last three, over scrambled cache indices, are of models with a KV cache.
     """
 
     def __init__(self, model: Any) -> None:
@@ -142,10 +138,8 @@ class DenoiserCheck:
 
 
 def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, CanvasPass, CanvasPass]:
-    """Three passes over the same rows `[R, N]`, N >= 3, each to give the logits of a plain pass.
-
-    Over all positions; over some of them, reading the others' keys from the first pass; and over
-    all but the last, which is hidden.
+    """Three passes over the same rows `[R, N]`, N >= 3, each to give the logits of a plain pass: of
+    all positions; of some, over the others' keys; of all but the last, which is hidden.
     """
     rows, n = ids.shape
     generator = torch.Generator().manual_seed(1)

@@ -1,9 +1,7 @@
 """The service of denoisers: `generate` with transformers' arguments, decoded by a canvas policy.
 
-Models whose code comes with their checkpoint have no `generate`, or one of their own, or call it
-`diffusion_generate` (Dream). All of them get the same method, under both names where the model
-has both. Its arguments are those of transformers 5.23, and of the published loops of LLaDA,
-Dream and Fast-dLLM v2.
+Also as `diffusion_generate` where the model has that (Dream). Arguments are those of transformers
+5.23, and of the published loops of LLaDA, Dream and Fast-dLLM v2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Loading of checkpoints: folders of transformers and diffusers, and single files of tensors.
-
-A checkpoint with missing, surplus or reshaped tensors is refused with their names.
-"""
+"""Loading of checkpoints: folders of transformers and diffusers, and single files of tensors."""
 
 from __future__ import annotations
 
@@ -53,13 +50,9 @@ class LoadConfig(LoadOptions):
 def load_model(
     kind: Any, folder: Path, load_config: LoadConfig, optional: str = "$^", option: str = "model"
 ) -> Any:
-    """Load a model in evaluation mode from a folder of `save_pretrained`.
-
-    Args:
-        kind: class of transformers or diffusers.
-        optional: pattern of names of tensors that may be missing or surplus; others are refused,
-            and those of another shape, with their names.
-        option: name of the option in messages.
+    """Load a model of a class of transformers or diffusers from a folder of `save_pretrained`, in
+    evaluation mode. Tensors that are missing or surplus, unless their names match `optional`, or
+    of another shape, are refused with their names; messages name `option`.
     """
     warn_if_untested()
     check_folder(folder, option)
@@ -105,9 +98,7 @@ def load_model(
 
 
 def _check_memory(kind: Any, folder: Path, load_config: LoadConfig, option: str) -> None:
-    """Refuse a model that the free memory does not hold: its files' bytes, or those of an outline
-    without numbers in the dtype.
-    """
+    """Refuse a model above the free memory: its files' bytes, or its outline's in the dtype."""
     config = read_json(folder / "config.json", option=option)
     outline = None
     if not (config.get("auto_map") or config.get("quantization_config")):
@@ -216,8 +207,7 @@ def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
 def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> str:
     """A user's text without blanks at both ends.
 
-    Refused with OptionError: an empty one, an incomplete character, or a control token of the
-    tokenizer.
+    OptionError: an empty one, an incomplete character, or a control token of the tokenizer.
     """
     if not isinstance(text, str) or not text.strip():
         raise OptionError(f"prompt: expected {what}, received {show(text)}; write one")
@@ -300,10 +290,8 @@ def rename(
 ) -> dict[str, Tensor]:
     """Published tensors under the names of a decoder of transformers; others keep theirs.
 
-    Args:
-        weights: those of layers are named `layers.7.attention.wq.weight`.
-        layer: here "attention.wq", and transformers' name.
-        outer: of tensors outside layers, without ".weight" where they have it.
+    `weights` of layers are named `layers.7.attention.wq.weight`; `layer` has "attention.wq" and
+    transformers' name, `outer` the tensors outside layers, without ".weight" where they have it.
     """
     renamed = {}
     for name, value in weights.items():

@@ -1,9 +1,4 @@
-"""Downloads from the Hugging Face hub: only files that are read, and errors that say what helps.
-
-`huggingface_hub` downloads, shows progress and keeps the cache. This module chooses the files and
-says in five different messages that a repository is not there, is gated, cannot be reached, has no
-such revision, or does not fit on the disk.
-"""
+"""Downloads from the Hugging Face hub: only files that are read, and errors that say what helps."""
 
 from __future__ import annotations
 
@@ -39,8 +34,7 @@ def is_hub_id(name: str) -> bool:
 def download(name: str, options: LoadOptions = USUAL, option: str = "model") -> Path:
     """Download a repository to the hub's cache; the cached copy where the hub cannot be reached.
 
-    Configurations come first: a repository that is known not to run here is refused before its
-    weights are downloaded. Errors name `option`.
+    One that is known not to run here is refused before its weights. Errors name `option`.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import errors as hub
@@ -129,8 +123,8 @@ def find_cached(name: str, revision: str | None, cache: Path) -> Path | None:
 def choose_files(names: Iterable[str], variant: str | None = None) -> list[str]:
     """The files of a repository that are read.
 
-    Left out: weights of other frameworks, pictures and texts for people, pickles beside safetensors
-    in the same folder, and other variants (such as "fp16") of the weights.
+    Left out: weights of other frameworks, pictures, texts for people, pickles beside safetensors of
+    the same folder, and other variants (such as "fp16") of the weights.
     """
     read = [name for name in names if not name.lower().endswith(_UNREAD)]
     groups: dict[PurePosixPath, list[str]] = {}

@@ -16,10 +16,7 @@ _SERVED = (None, "GlmImagePipeline", "AmusedPipeline")
 
 
 def refuse_lookalike(name: str, folder: Path, option: str = "model") -> None:
-    """Refuse what cannot run here, before its weights are downloaded or looked at.
-
-    That is the layout of authors' own code, a denoiser of diffusers, or an adapter.
-    """
+    """Refuse, before weights, authors' own layouts, a denoiser of diffusers, or an adapter."""
     content = {file: read_json(folder / file, option, may_lack=True) for file in CONFIGS}
     kind = content["config.json"].get("model_type")
     if str(kind) in _COPIES:

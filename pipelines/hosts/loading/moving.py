@@ -1,10 +1,6 @@
 """Moving a loaded pipeline: `to` another device or dtype, and parts that wait on the CPU.
 
-A pipeline is made of parts: the model that predicts tokens, and modules that encode prompts or
-decode tokens (a codec, a text encoder). `to` moves all of them, and casts those that the loader
-casts. `enable_model_cpu_offload` gives each part a hook of accelerate, as diffusers does: a part is
-on the accelerator while it computes. What a model's wrapper has computed from its weights, and
-captured passes, are dropped and made anew by the next call.
+What a model's wrapper has computed from its weights, and captured passes, are made anew then.
 """
 
 from __future__ import annotations
@@ -46,8 +42,8 @@ class Part:
 def find_parts(owner: Any) -> dict[str, Part]:
     """The parts of an image, speech or video model by name, in the order in which they compute.
 
-    The token model is in the owner's `window`. Its attributes that are modules are further parts;
-    those in its `float32_parts` stay in float32. A method `parts` says otherwise.
+    The token model (`window`), and the owner's attributes that are modules, or what its `parts`
+    says; those in its `float32_parts` stay in float32.
     """
     if hasattr(owner, "parts"):
         parts: dict[str, Part] = owner.parts()
@@ -125,10 +121,9 @@ class MovablePipeline(ABC):
     def to(self, *args: Any, device: Any = None, dtype: Any = None) -> Self:
         """Move the pipeline to a device, cast it to a dtype, or both, in any order or by name.
 
-        The next call makes what a pipeline makes that was loaded there in that dtype; a model that
-        was loaded in fewer bits keeps its rounding. Other copies of this pipeline (`resize`) move
-        too, because they share the weights. A quantised model, one that a device map spreads, or
-        one after `enable_model_cpu_offload` is refused.
+        The next call makes what a pipeline loaded there in that dtype makes; weights of fewer bits
+        keep their rounding. Copies (`resize`) move too: they share the weights. A quantised model,
+        one spread by a device map, or one after `enable_model_cpu_offload` is refused.
 
         Args:
             *args: a device (`torch.device`, "cuda:1", "auto") and a dtype (of torch, or a name such
@@ -153,10 +148,10 @@ class MovablePipeline(ABC):
     ) -> None:
         """Keep the parts in main memory, and bring each to the accelerator while it computes.
 
-        A run takes the memory of its largest part and of the run's keys and values, and the time
-        of copying the weights once for each call. Passes are not captured in CUDA graphs. Text
-        encoders leave before tokens are decoded; the model leaves before images are rendered, and
-        stays where rows are rendered one by one while others run (`serve`, speech, clips).
+        A run takes the memory of its largest part and of its keys and values, and the time of
+        copying the weights once a call. Passes are not captured in CUDA graphs. Text encoders leave
+        before tokens are decoded; the model leaves before images are rendered, and stays where
+        rows are rendered one by one while others run (`serve`, speech, clips).
 
         Args:
             gpu_id: number of the accelerator; None is the first.
@@ -254,9 +249,7 @@ def drop_computed(window: Any) -> None:
 
 
 def ready(module: Any) -> torch.device:
-    """Bring a part that is entered by another method than its `forward` to where it computes, if
-    `enable_model_cpu_offload` moves it; the device that it takes its inputs on.
-    """
+    """Where a part takes its inputs, brought there if `enable_model_cpu_offload` moves it."""
     hook = vars(module).get("_hf_hook")
     if hook is not None and hasattr(hook, "prev_module_hook"):  # accelerate's CpuOffload
         hook.pre_forward(module)
@@ -266,8 +259,8 @@ def ready(module: Any) -> torch.device:
 def move_module(module: Any, device: Any, dtype: torch.dtype | None) -> Any:
     """Move a module, and cast it as its loader does; return it.
 
-    Tables that are computed and not stored, such as rotary frequencies, keep their dtype, and so do
-    the tensors that a model of transformers keeps in float32: `nn.Module.to` would round both.
+    Computed tables (rotary frequencies) and what a model of transformers keeps in float32 keep
+    their dtype: `nn.Module.to` would round both.
     """
     if not isinstance(module, nn.Module):
         return module.to(device, dtype)

@@ -1,8 +1,7 @@
 """Picture files of strangers: the one place of the project that opens them.
 
-Pillow reads some fifty formats, and hands one of them (PostScript) to a program that runs it. Here
-it may read those that pictures have. The size in the header is checked before pixels are decoded: a
-file of 20 KB may ask for gigabytes.
+Pillow may read the formats that pictures have, and none that it hands to a program (PostScript).
+The size in the header is checked before pixels are decoded: 20 KB may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
 
 
 def choose_scale(files: Iterable[str | Path], option: str = "image") -> int:
-    """How many times smaller JPEGs are decoded, so that all pictures of a call fit into memory.
-
-    1 where they fit as they are, else 2, 4 or 8; see `PIL.Image.Image.draft`.
+    """How many times smaller JPEGs are decoded (`PIL.Image.Image.draft`): 1, 2, 4 or 8, so that all
+    pictures of a call fit into memory.
     """
     counts = {True: 0, False: 0}  # pixels, by whether they are of JPEGs
     for file in files:

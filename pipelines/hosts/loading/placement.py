@@ -34,10 +34,10 @@ def choose_device(device: Any = AUTO) -> Any:
 
 
 def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
-    """A torch dtype of "auto", one of the names in `DTYPES` (also as "torch.float16"), or itself.
+    """A torch dtype of "auto", a name in `DTYPES` (also as "torch.float16"), or itself.
 
-    "auto" is bfloat16 on a GPU that computes it, float16 on a GPU that does not, float32 on a CPU,
-    where it keeps every guarantee.
+    "auto" is bfloat16 on a GPU that computes it, float16 on other GPUs, float32 on a CPU, where
+    it keeps every guarantee.
     """
     if isinstance(dtype, str) and dtype.lower() == AUTO:
         kind = torch.device(device).type
@@ -85,8 +85,8 @@ def choose_placement(
 def find_main_device(device_map: Any) -> Any:
     """The device that a device map runs a model on: of several the first that computes.
 
-    A map is a strategy of accelerate, one device for everything, or devices by names of modules:
-    names such as "cuda:1" and "cpu", numbers of accelerators, or "disk".
+    A map is a strategy of accelerate, a device ("cuda:1", "cpu", a number, "disk"), or devices by
+    names of modules.
     """
     if isinstance(device_map, str) and device_map in _STRATEGIES:
         return choose_device()

@@ -33,9 +33,8 @@ _FLASH = re.compile(r"flash_attention_(\d)")
 def check_folder(folder: Path, option: str = "model") -> None:
     """Refuse a folder whose configurations cannot be read, or whose code transformers downloads.
 
-    A name of attention or experts that transformers does not have itself makes it download and run
-    compiled code: a repository of kernels, or `flash_attention_2` where that is not installed. Who
-    loads a model by transformers and attaches to it may ask for anything.
+    It downloads and runs compiled code for a name of attention or experts that it does not have: a
+    repository of kernels, or `flash_attention_2` where that is not installed.
     """
     if not folder.is_dir():
         raise UnsupportedModelError(
@@ -82,9 +81,8 @@ def refusing(
     """Turn what a library raises for files that it cannot read, also a panic of Rust, into one
     UnsupportedModelError; a package that is not installed into MissingBackendError.
 
-    Args:
-        expected, received, remedy: parts of the message; the library's reason follows `received`.
-        folder: a checkpoint whose code the library may ask to run.
+    The message has `expected`, `received` with the library's reason, and `remedy`; `folder` is a
+    checkpoint whose code the library may ask to run.
     """
     try:
         yield

@@ -1,7 +1,4 @@
-"""Model sources: find a model by its name, and hash the files that determine its results.
-
-A name is a path, the name of a demo model, or an id of the Hugging Face hub.
-"""
+"""Model sources: a model by its name, and the files that determine its results."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ def find_model(
 ) -> Path:
     """Find the folder or file of a model.
 
-    Args:
-        name: a path, a name in `shipped`, or an id of the hub, which is downloaded to its cache.
-        option: name of the option in messages.
+    `name` is a path, a name in `shipped`, or an id of the hub, which is downloaded to its cache;
+    messages name `option`.
     """
     if isinstance(name, str | Path) and str(name).strip():
         for path in [*([shipped[str(name)]] if str(name) in shipped else []), Path(name)]:
@@ -61,8 +57,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
     """The files that determine the results of a model.
 
-    Of a folder its weights and configurations, those of its subfolders, and an image tokenizer in a
-    sibling folder. Of a file of weights also LlamaGen's image tokenizer and T5 next to it.
+    Of a folder its weights and configurations, subfolders' too, and a sibling's image tokenizer; of
+    a file of weights also LlamaGen's image tokenizer and T5 next to it.
     """
     if source.is_file():
         folder = source.parent

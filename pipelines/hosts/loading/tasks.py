@@ -13,8 +13,8 @@ from mmaccel.errors import OptionError
 
 
 class Task(NamedTuple):
-    """What a command does, the pipeline of the same, a model to try, "" where none ships, and what
-    stands before a model's name on its command line.
+    """What a command does, its pipeline, a model that ships or "", and what stands before a model's
+    name on its command line.
     """
 
     does: str
@@ -49,11 +49,8 @@ def find_demos() -> dict[str, Path]:
 def check_task(name: Any, command: str, option: str = "model", *, is_served: bool = False) -> None:
     """Refuse a demo model or a folder that is known to be for another command.
 
-    Args:
-        name: of a demo model, or a path; anything else is left to the loader.
-        command: a key of `TASKS`.
-        option: name of the option in messages.
-        is_served: whether `mmaccel serve` asks, which takes models of several commands.
+    `name` is a demo model's or a path; others are left to the loader. `command` is a key of
+    `TASKS`; `mmaccel serve`, where `is_served`, takes models of several. Messages name `option`.
     """
     folder = find_demos().get(str(name), Path(str(name)))
     actual = find_command(folder) or _BY_NAME.get(str(name))

@@ -1,12 +1,10 @@
 """What Cosmos' Video2World models have beside those that continue clips: the reading of a text.
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
-5.2.3. Between the attention to the clip and the feed-forward network each layer attends to the
-features of a text, which T5-11B makes. The names, sizes and order of operations follow the
-published code of Cosmos-Predict1 (Apache 2.0); nothing is copied from it.
-
-A text is `LENGTH` features, zeros behind its end, to which layers attend, too. So a text is the
-same number of keys and values in every call, which stay where they are in memory.
+5.2.3: between the attention to the clip and the feed-forward network each layer attends to features
+of a text by T5-11B. Names, sizes and order of operations follow the published code of
+Cosmos-Predict1 (Apache 2.0); nothing is copied from it. A text is `LENGTH` features, zeros behind
+its end, which are attended to, too.
 """
 
 from __future__ import annotations
@@ -95,22 +93,17 @@ class ClipEmbedding(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """Add to hidden states `[R, W, width]` at positions `[R, W]`. Those after the clip get the
-        row of its last token, because their results are not used.
-        """
+        """Add to states `[R, W, width]` at positions `[R, W]`, clamped to the clip."""
         at = position_ids.clamp(max=len(self.table) - 1)
         return hidden + self.table[at].to(hidden.dtype)
 
 
 def clip_embedding(shape: tuple[int, int, int], width: int) -> Tensor:
-    """Sines and cosines of the frame, the row and the column of each token of a clip of T frames, H
-    rows and W columns.
+    """Sines and cosines of frame, row and column of each token of a clip of T frames of H by W.
 
     A third of the channels, rounded down to an even number, is for rows, another third for columns.
-
-    Returns:
-        `[1 + T * H * W, width]` in bfloat16, the precision of the published table: zeros for the
-        token that a clip begins with, then its tokens in raster order.
+    `[1 + T * H * W, width]` in bfloat16, the precision of the published table: zeros for the token
+    that a clip begins with, then its tokens in raster order.
     """
     plane = width // 6 * 2
     parts = []

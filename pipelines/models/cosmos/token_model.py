@@ -1,12 +1,10 @@
 """Cosmos' autoregressive transformer, loaded from its published file as a token model.
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
-5.2. The layers are those of Qwen3 in transformers (grouped heads, normalised queries and keys,
-gated feed-forward layers) with other tensor names and with rotary positions of a clip: the angles
-of a token's frame, row and column each rotate a part of a head's channels. The larger models
-stretch low frequencies by YaRN (Peng et al., 2023, arXiv 2309.00071) without its attention factor.
-Frequencies and their order follow the published code of Cosmos-Predict1 (Apache 2.0); nothing is
-copied from it. What models have beside this that also read a text is in `text.py`.
+5.2. The layers are Qwen3's of transformers with rotary positions of a clip: the angles of a token's
+frame, row and column each rotate a part of a head's channels. The larger models stretch low
+frequencies by YaRN (Peng et al., 2023, arXiv 2309.00071) without its attention factor. Frequencies
+and their order follow the published code of Cosmos-Predict1 (Apache 2.0); nothing is copied.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ def clip_angles(
         has_first: whether a token stands before the clip; its angles are 0.
 
     Returns:
-        `[T * H * W, D / 2]` float32: pairs of time first, then of height, then of width. With
-        `has_first` there is one row more.
+        `[T * H * W (+ 1), D / 2]` float32: pairs of time first, then of height, then of width.
     """
     plane = head_dim // 6
     angles = []
@@ -109,9 +106,7 @@ class ClipRotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[R, W, D]` of positions `[R, W]` in the dtype of `x`; those after the
-        clip get the angles of its last token, because their results are not used.
-        """
+        """Cosines and sines `[R, W, D]` of positions `[R, W]`, clamped to the clip, as `x`."""
         at = position_ids.clamp(max=len(self.cos) - 1)
         return self.cos[at].to(x.dtype), self.sin[at].to(x.dtype)
 
@@ -154,8 +149,7 @@ def load_cosmos_window(
 ) -> tuple[CausalLMWindow, tuple[int, int, int]]:
     """Load and self-check the transformer; return it with the frames, rows and columns of clips.
 
-    Values in a `config.json`, under the names of the authors' configuration, take precedence over
-    the published sizes.
+    A `config.json` with the authors' names takes precedence over the published sizes.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     config = read_json(folder / "config.json", may_lack=True)

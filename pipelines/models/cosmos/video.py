@@ -2,9 +2,8 @@
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
 5.2: Cosmos-Predict1-4B and 12B. 33 frames of 1024 x 640 pixels are 5 x 40 x 64 tokens of a causal
-codec; one frame or nine frames are given, and the tokens of the others are generated one by one.
-The codec is published as two TorchScript files. Cosmos-Predict1-5B-Video2World and 13B-Video2World
-also read a text, which T5-11B encodes; their clips begin with a token that stands for none.
+codec; one frame or nine frames are given. 5B-Video2World and 13B-Video2World also read a text,
+which T5-11B encodes; their clips begin with a token that stands for none.
 
 Departures: the authors then refine the decoded frames with a diffusion model, and check inputs and
 outputs with guardrail models; neither is included. As the authors do, the last given frame is
@@ -49,12 +48,11 @@ _OUTSIDE = re.compile(
 
 
 class JitCodec:
-    """The discrete video codec (DV) of NVIDIA, "Cosmos Tokenizer", 2024, from a folder with
-    `FILES`.
+    """The discrete video codec (DV) of NVIDIA, "Cosmos Tokenizer", 2024, from a folder of `FILES`.
 
-    It is causal in time: the first frame is one frame of tokens, and each following group of frames
-    another. Both files run without TorchScript's optimiser, which recompiles them after the first
-    calls and then rounds differently (pytorch/pytorch issue 74534).
+    Causal: the first frame is one frame of tokens, each following group of frames another. Both
+    run without TorchScript's optimiser, which recompiles after the first calls and then rounds
+    differently (pytorch/pytorch issue 74534).
     """
 
     def __init__(self, folder: Path, load_config: LoadConfig) -> None:
@@ -127,8 +125,8 @@ def _load(file: Path, load_config: LoadConfig) -> Any:
 def check_script(file: Path) -> None:
     """Refuse TorchScript that could reach files or C++ classes; torch would run it while loading.
 
-    TorchScript is a program, but of operators on tensors. Of those torch has, `from_file` and
-    `save` open files by name; C++ classes and operators of other libraries could do anything.
+    Of torch's operators `from_file` and `save` open files; classes and other libraries' operators
+    could do anything.
     """
     with zipfile.ZipFile(file) as archive:
         members = [m for m in archive.infolist() if m.filename.endswith(".py")]
@@ -239,9 +237,7 @@ class CosmosTextVideo(CosmosVideo):
 def load_cosmos(
     source: Path, codec: Path, load_config: LoadConfig, find_text_encoder: Callable[[], Path]
 ) -> tuple[CosmosVideo, Path | None]:
-    """Load the transformer, the codec, and T5 for a transformer that reads a text; the model, and
-    the folder of T5 if it was loaded.
-    """
+    """Load the transformer, the codec, and T5 where a text is read; the model, and T5's folder."""
     refuse_device_map(load_config, "Cosmos")
     frames = JitCodec(codec, load_config)
     window, shape = load_cosmos_window(source, load_config)

@@ -1,7 +1,7 @@
 """LlamaGen as image models: one from class labels, one from prompts encoded by flan-t5-xl.
 
-Model: P. Sun et al., 2024 (arXiv 2406.06525), from the files its authors published. They use
-guidance 4 and top-k 2000 for classes, guidance 7.5 and top-k 1000 for prompts.
+P. Sun et al., 2024 (arXiv 2406.06525), from the published files. The authors use guidance 4 and
+top-k 2000 for classes, guidance 7.5 and top-k 1000 for prompts.
 
 Departures: the authors clean prompts with ftfy and BeautifulSoup; here prompts are converted to
 lower case only. Prompts that are too long are refused, not cut.
@@ -98,9 +98,7 @@ class ClassImages(LlamaGenImages):
 
 
 class PromptImages(LlamaGenImages):
-    """LlamaGen as an `ImageModel` whose prompts are texts, encoded by T5's tokenizer (`words`) and
-    encoder.
-    """
+    """LlamaGen whose prompts are texts, encoded by T5's tokenizer (`words`) and encoder."""
 
     examples = ("a photo of a red fox in the snow",)
     params = SamplingParams(guidance_scale=7.5, top_k=1000)
@@ -144,9 +142,8 @@ class PromptImages(LlamaGenImages):
 
 
 def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
-    """Load a transformer of LlamaGen's authors, a file such as `c2i_L_256.pt` or a folder with one,
-    with the tokenizer (and T5) next to it; the option `decoder` is the tokenizer's file, such as
-    `vq_ds16_c2i.pt`.
+    """Load a published transformer, a file such as `c2i_L_256.pt` or a folder with one, and the
+    tokenizer (and T5) next to it; `decoder` is the tokenizer's file, such as `vq_ds16_c2i.pt`.
     """
     refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent
@@ -213,9 +210,7 @@ def find_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
 def load_tokenizer(
     weights: Mapping[str, Tensor], grid: tuple[int, int], config: VQGANConfig | None = None
 ) -> VQGAN:
-    """Build the image tokenizer; by default `vq_ds16`, with 16 pixels per token, and with as many
-    codes and channels as the weights have.
-    """
+    """The image tokenizer, by default `vq_ds16` (16 pixels a token), sized by its weights."""
     if config is None:
         config = VQGANConfig()
         if "quantize.embedding.weight" in weights:

@@ -1,11 +1,10 @@
 """LlamaGen's transformer, loaded from its published tensors as a Llama of transformers.
 
-Model: P. Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation",
-2024 (arXiv 2406.06525). Its layers are those of Llama with other tensor names and other rotary
-positions: the angle of a token's row rotates one half of a head's pairs, the angle of its column
-the other half. A pair is two neighbouring channels in the published file and two halves of a head
-apart here, so queries and keys are reordered. Positions of the condition, a class label or features
-of a text, have no angles: their queries and keys are zero, as in the training of the checkpoints.
+P. Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", 2024
+(arXiv 2406.06525). The angle of a token's row rotates one half of a head's pairs, that of its
+column the other half. A pair is two neighbouring channels in the published file and two halves of a
+head apart here, so queries and keys are reordered. Positions of the condition, a class label or
+features of a text, have no angles: their queries and keys are zero, as in training.
 
 A position of an image token counts all of `SIDE` columns, so that one model draws every size. A
 text of fewer features than the model has positions for is cached without padding.
@@ -52,10 +51,8 @@ _NO_ANGLES = "the queries and keys of its prompt are zero"
 
 
 class GridRotary(nn.Module):
-    """Replaces the rotary embedding of a transformers model.
-
-    Of a head's D / 2 pairs the first quarter turns by rows, the second by columns, twice; `n_first`
-    positions of the condition have no angles.
+    """Rotary embedding whose quarters of D / 2 pairs turn by rows, columns, rows, columns; none at
+    the `n_first` positions of the condition.
     """
 
     speeds: Tensor
@@ -148,10 +145,7 @@ class LlamaGenWindow(CausalLMWindow):
 
 
 class LlamaGenTextWindow(LlamaGenWindow):
-    """LlamaGen for texts, whose embedded features stand where a prompt has placeholder ids.
-
-    Without a prompt, as in self-checks, all its tokens are an image's.
-    """
+    """LlamaGen for texts, whose features stand for a prompt's placeholder ids, if there is one."""
 
     row_inputs = ("_conditions", "_lengths")
 
@@ -168,10 +162,8 @@ class LlamaGenTextWindow(LlamaGenWindow):
         self._lengths: Tensor | None = None  # [R], of the conditions
 
     def begin(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
-        """Set the text features `[B, T, width]` from T5 of the next run, padding on the right, T is
-        `n_first`, and their lengths `[B]`.
-
-        If guided, unconditional rows follow; each has the length of its conditional row.
+        """Set text features `[B, T, width]` of the next run, padded on the right to `n_first`, and
+        lengths `[B]`; if guided, unconditional rows of the same lengths follow.
         """
         condition = self.model.condition
         features = features.to(self.device, self.model.dtype)
@@ -208,9 +200,7 @@ def load_transformer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A `LlamaForCausalLM` that computes what a published transformer does; `n_head` is by default
-    that of the published model of this width.
-    """
+    """A `LlamaForCausalLM` of a published transformer; `n_head` is by default its width's."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     vocab_size, dim = shape_of(weights, "tok_embeddings.weight", 2)

@@ -1,11 +1,10 @@
 """One canvas of DiffusionGemma, filled by a canvas policy over the model's own decoder.
 
-Source: `transformers.models.diffusion_gemma`, transformers 5.23. Its `generate` encodes the tokens
-so far, makes a canvas of random tokens and runs its decoder on the canvas many times. Each pass
-takes the logits of the pass before it (T. Chen et al., "Analog Bits: Generating Discrete Data using
-Diffusion Models with Self-Conditioning", ICLR 2023, arXiv 2208.04202). The library ends a canvas
-early by `StableAndConfidentStoppingCriteria`: the likeliest tokens are the same for some passes,
-and their mean entropy is low.
+Source: `transformers.models.diffusion_gemma`, transformers 5.23, whose decoder runs on a canvas of
+random tokens many times. Each pass takes the logits of the pass before it (T. Chen et al., "Analog
+Bits: Generating Discrete Data using Diffusion Models with Self-Conditioning", ICLR 2023, arXiv
+2208.04202). `StableAndConfidentStoppingCriteria` ends a canvas early: the likeliest tokens stay the
+same for some passes, and their mean entropy is low.
 
 Departures: what is committed stays, where the library may replace any token of a canvas at any pass
 and returns the likeliest tokens of the last one. A row that ends early takes the token drawn for
@@ -40,8 +39,7 @@ _OF_THE_LOOP = ("current_canvas", "argmax_canvas", "finished_denoising", "cur_st
 class GemmaCanvas(Denoiser):
     """The decoder as a `Denoiser` of one canvas, whose rows may end by the library's own criterion.
 
-    Columns before the canvas are ignored: the encoder's cache holds the prompt. `step` has the
-    arguments of the library's denoising step.
+    Columns before it are ignored: the encoder's cache has them. `step`: see the library's step.
     """
 
     mask_token = None

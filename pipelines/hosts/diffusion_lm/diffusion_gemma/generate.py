@@ -1,10 +1,7 @@
-"""DiffusionGemma's `generate` under a canvas policy.
+"""DiffusionGemma's `generate`, whose denoising step is a policy's run that fills a whole canvas.
 
-The library's `generate` still makes the loop over canvases: lengths, the encoder and its cache,
-masks, logits processors, end tokens, stopping criteria and the streamer are its own. Its denoising
-step is replaced by a run of the policy that fills a whole canvas.
-
-Source: `DiffusionGemmaGenerationMixin`, transformers 5.23.
+The loop over canvases (lengths, encoder and cache, masks, processors, ends, streamer) is the
+library's own. Source: `DiffusionGemmaGenerationMixin`, transformers 5.23.
 """
 
 from __future__ import annotations
@@ -63,10 +60,7 @@ class GemmaRun:
         self.n_prompt = ids.shape[1]
 
     def configure(self, config: Any, device: torch.device) -> None:
-        """Read a call's generation configuration.
-
-        As in the library, a row ends at its end token only where padding can be put after it.
-        """
+        """Read a call's configuration: a row has an end only where padding can follow."""
         if self.change_config is not None:
             self.change_config(config)
         self.steps = config.max_denoising_steps
@@ -78,8 +72,7 @@ class GemmaRun:
     def fill(self, step: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Tokens `[B, L]` int64 of the next canvas, and the scores `[B, L, V]` of its last pass.
 
-        `step` has the arguments of the library's denoising step. A `CanvasInterrupt` has the tokens
-        of all canvases so far.
+        `step` has the arguments of the library's. A `CanvasInterrupt` has all canvases' tokens.
         """
         canvas = GemmaCanvas(step, self)
         ids: Tensor = step["input_ids"]

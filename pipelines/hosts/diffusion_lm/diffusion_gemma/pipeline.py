@@ -1,7 +1,4 @@
-"""diffusers' `DiffusionGemmaPipeline` under a canvas policy.
-
-The pipeline's own code prepares the prompt and checks the arguments. The canvases are filled by the
-served `generate` of its model, whose loop over encoder and canvases is the same.
+"""diffusers' `DiffusionGemmaPipeline`, whose canvases the served `generate` of its model fills.
 
 Source: `diffusers.pipelines.diffusion_gemma`, diffusers 0.42.
 """

@@ -39,14 +39,10 @@ class CachedBlocks(Checked):
     Scheduler, steps and random numbers are the pipeline's own; only the model's calls are cheaper.
 
     Args:
-        mask: "pipeline" is exact with respect to the pipeline as it is, which passes a 2-D mask;
-            a model whose earlier blocks see later ones under that mask runs without a cache.
-            "blocks" gives the model the 4-D block mask that LLaDA2's own `generate` uses: exact
-            with respect to the pipeline's decoder over that mask, however the model reads a 2-D
-            one.
-
-    Raises:
-        OptionError: another mask.
+        mask: "pipeline" is exact with respect to the pipeline as it is, with a 2-D mask; a model
+            whose earlier blocks see later ones under it runs without a cache. "blocks" gives the
+            model the 4-D block mask of LLaDA2's own `generate`, and is exact with respect to the
+            pipeline's decoder over that mask; another is an OptionError.
     """
 
     needs = frozenset({"own scheduler"})
@@ -66,8 +62,9 @@ class CachedBlocks(Checked):
 
 
 class BlockCache:
-    """Logits of calls of a model, whose columns are computed from the first block on that is not as
-    it was in the call before. `length` is by how many columns calls may grow.
+    """Logits of a model's calls, computed from the first block on that changed since the last call.
+
+    `length` is by how many columns calls may grow.
     """
 
     def __init__(self, model: CachedDenoiser, reading: str, block: int, length: int) -> None:

@@ -1,10 +1,8 @@
 """How block-causal model classes read attention masks: declared per class, and then self-checked.
 
-Two kinds of mask reach a LLaDA2. *The pipeline's own call* passes a 2-D mask, and published code
-reads it in four ways: LLaDA2.0 and 2.1 as released refuse it, ports of them read it causally, token
-by token, others attend to every visible column, and a model may build its own block mask from it.
-Only logits that depend on no later block can be cached. *The model's own generate* passes a 4-D
-block mask, under which the model is block-causal by construction.
+*The pipeline's own call* passes a 2-D mask, which LLaDA2.0 and 2.1 as released refuse, ports read
+causally, or as all visible columns, or as blocks; only logits that depend on no later block can be
+cached. *The model's own generate* passes a 4-D block mask, block-causal by construction.
 
 T. Bie et al., "LLaDA2.0: Scaling Up Diffusion Language Models to 100B", 2025, arXiv 2512.15745,
 section 5.4 (a block is sampled given the blocks before it).
@@ -49,9 +47,7 @@ def find_masks(model: Any) -> BlockMasks | None:
 
 
 def make_reads(visible: Tensor, first: int, block: int, reading: str) -> Tensor:
-    """Which columns the entries of columns from `first` on attend to, `[R, N - first, N]` bool, of
-    columns that are no padding, `[R, N]`. Blocks count from column 0.
-    """
+    """What columns from `first` on attend to, `[R, N - first, N]` bool, of visible `[R, N]`."""
     columns = torch.arange(visible.shape[1], device=visible.device)
     seen = seen_blocks(columns, columns[first:], 1 if reading == "causal" else block)
     return visible[:, None].bool() & seen

@@ -1,9 +1,8 @@
 """diffusers' `LLaDA2Pipeline` under a policy.
 
-There are two kinds of policy. `CachedBlocks` keeps the pipeline's decoder and serves the model's
-calls. A canvas policy replaces the decoder, over the model's own block mask. The blocks and
-positions of a row then count from its own first token. The pipeline counts from the first column of
-the batch, padding included; for rows without padding the two are the same.
+`CachedBlocks` keeps the pipeline's decoder and serves the model's calls. A canvas policy replaces
+the decoder, over the model's own block mask; blocks and positions then count from a row's own first
+token, where the pipeline counts padding, too.
 
 Source: `diffusers.pipelines.llada2`, diffusers 0.42.
 """
@@ -245,8 +244,7 @@ class LLaDA2Service(PolicyService):
     def _check_call(self, block: int, is_padded: bool) -> str:
         """Why nothing can be cached of the pipeline's own call, with its 2-D mask.
 
-        Three blocks of random tokens go through the model in one such call, and then as one block
-        and two more over its cached keys and values: three passes, once for each block and dtype.
+        Three random blocks in one call, and then as one and two more over its cached keys.
         """
         model, reading = self._open_model(block), self._masks.reading
         n = 3 * block
