@@ -1,10 +1,9 @@
 """What goes with what: every part of a run declares words, and `explain` alone says no.
 
-A part is whatever may be combined: a policy, its drafts and its tree, a method of a slot, an
-option of the caller's, a model. A word of `GLOSSARY` is something that a run may do. A part *needs*
-what it does itself, a model *offers* what its runs may do, and a part *excludes* what cannot be
-done beside it. So two parts do not go together where one excludes what the other needs, and a part
-does not go with a model that lacks what it needs.
+A part is whatever may be combined: a policy, its drafts and its tree, a method of a slot, an option
+of the caller's, a model. A word of `GLOSSARY` is something that a run may do: a part *needs* what
+it does itself, a model *offers* what its runs may do, and a part *excludes* what cannot be done
+beside it. Where one excludes or lacks what the other needs, they do not go together.
 """
 
 from __future__ import annotations
@@ -91,10 +90,7 @@ NOTHING: Words = frozenset()
 
 
 class Capable:
-    """Base of what declares its words. A child overrides with class variables or properties.
-
-    `slot` is the argument that it is given by; "model" for one that decodes.
-    """
+    """Base of what declares its words; `slot` is the argument that it is given by, or "model"."""
 
     slot: ClassVar[str] = ""
 
@@ -150,7 +146,7 @@ class Option(Capable):
 @dataclass(frozen=True)
 class Reason:
     """Why two parts do not go together: `part` needs a `word` of `GLOSSARY` that `other` excludes
-    or lacks; or `word` is a field, whose value is beyond a limit.
+    or lacks, or has a field `word` beyond a limit.
     """
 
     part: Any
@@ -192,10 +188,8 @@ class Reason:
 
 
 def explain(*parts: Any) -> list[Reason]:
-    """Why parts do not go together, all reasons; empty where they do.
-
-    What declares nothing, and None, goes with everything. A model may run a self-check for what is
-    needed, once.
+    """All reasons why parts do not go together; what declares nothing, and None, goes with
+    everything. A model may run a self-check for what is needed, once.
     """
     every = [each for part in parts for each in flatten(part)]
     pairs = [(part, other) for part in every for other in every if part is not other]

@@ -1,9 +1,7 @@
 """The catalog: short names of policies, of methods for visual tokens and of demo models.
 
-A new policy or method needs its file and its entry here. Targets are strings until they are loaded,
-so that listing them imports nothing.
-
-Those of other packages and of the user are found by `mmaccel.own_code`.
+Targets are strings until they are loaded, so that listing them imports nothing. Those of other
+packages and of the user are found by `mmaccel.own_code`.
 """
 
 from __future__ import annotations
@@ -22,10 +20,8 @@ from mmaccel.own_code import ONLY_TYPED, find_named, installed, is_module_name
 
 @dataclass(frozen=True)
 class Entry:
-    """A method under a short name.
-
-    `target` is "module:Class"; the fields in `preset` are fixed by the name, and no options under
-    it; `slot` is one of `METHODS`.
+    """A method under a short name: `target` is "module:Class", `slot` one of `METHODS`; the fields
+    in `preset` are fixed by the name, and no options under it.
     """
 
     target: str
@@ -392,9 +388,7 @@ def policy_names(kind: str = "window") -> list[str]:
 
 
 def find_policy(name: str, kind: str | None = None) -> Entry:
-    """The entry of a short name, of an entry point, or of a typed `module:Name`; OptionError for an
-    unknown name, or a policy of another kind.
-    """
+    """The entry of a short name, an entry point, or a typed `module:Name`; else OptionError."""
     entry = POLICIES.get(name) or _own_policy(name)
     if entry is None or kind not in (None, entry.slot):
         names = list(POLICIES) if kind is None else policy_names(kind)
@@ -430,8 +424,7 @@ def load(target: str) -> Any:
 
 def make(slot: str, name: str, /, **options: Any) -> Any:
     """Build a method of a slot from its short name, of an entry point, or a typed `module:Name`,
-    and the fields that the name does not fix. Choosing a relaxed method by name is the opt-in to
-    it.
+    and the fields that the name does not fix. A relaxed one by name is the opt-in to it.
     """
     known = METHODS[slot]
     entry = known.get(name)
@@ -510,9 +503,7 @@ def _read_drafts(text: str | Path) -> Any:
 
 
 def read_policy(policy: Any) -> Any:
-    """The policy that a user names: one itself; "jacobi", "jacobi:window=32" or `{"name":
-    "jacobi"}`.
-    """
+    """The policy that a user names: one itself, "jacobi:window=32", or `{"name": "jacobi"}`."""
     if not isinstance(policy, str | Mapping):
         return policy
     name, options = read_named("policy", policy, POLICIES, '{"name": "jacobi", "window": 32}')
@@ -522,9 +513,7 @@ def read_policy(policy: Any) -> Any:
 def read_named(
     slot: str, given: str | Mapping[Any, Any], known: Container[str], example: str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """The name of a method, and its fields: out of `name:field=value:field=value`, where a name may
-    be a `module:Name`, or out of a dictionary with a name.
-    """
+    """A method's name, or a `module:Name`, and fields: of `name:field=value:…` or a dictionary."""
     if isinstance(given, str):
         name, *fields_as_text = (part.strip() for part in given.split(":"))
         if fields_as_text and "=" not in fields_as_text[0] and name not in known:
@@ -556,16 +545,12 @@ def read_method(slot: str, given: Any) -> Any:
 
 
 def open_draft_model(model: Any) -> Any:
-    """A model of transformers as a `TokenModel` that drafts; UnsupportedModelError where it is no
-    causal LM whose passes can be made in windows.
-    """
+    """A transformers causal LM as a `TokenModel` that drafts, or an UnsupportedModelError."""
     return load(_WINDOW)(model)
 
 
 def open_mtp(model: Any, vocab_size: int) -> Any:
-    """The layer for multi-token prediction of a model of transformers, as a head that drafts, of
-    the first `vocab_size` ids.
-    """
+    """A transformers model's layer for multi-token prediction as a head, of `vocab_size` ids."""
     return load(_MTP)(model, vocab_size)
 
 

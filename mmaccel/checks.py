@@ -1,10 +1,8 @@
 """Checks of option values, shared by all public entry points.
 
-Each check raises `OptionError` with one line: the option's name, what was expected, what was
-received and `hint`, which says how to repair the call. A bool is never accepted as a number.
-
-What a dataclass takes is declared beside its fields, by their types and by `within` and `one_of`,
-and checked by `check_fields` when one is made.
+Each raises `OptionError` with one line: the option's name, what was expected, what was received and
+`hint`, which says how to repair the call. A bool is never accepted as a number. What a dataclass
+takes is declared by its fields' types and by `within` and `one_of`; see `check_fields`.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ _CONTRACTS = "see docs/extending.md"
 
 
 def show(value: Any) -> str:
-    """`repr(value)` for a message, on one line and shortened; arrays and tensors by their shape.
-    Python refuses to write integers of 4300 digits.
-    """
+    """`repr(value)` on one short line; arrays and tensors by their shape, integers of any size."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
         return f"a {type(value).__name__} {list(shape)} of {value.dtype}"
@@ -102,8 +98,7 @@ class Domain:
         above_low, below_high: the end itself is refused too.
         words: texts that it takes beside numbers.
         multiple_of: what divides its integers, or the attribute that does.
-        fewest: of a tuple's values.
-        ascends: a tuple's values do, and none is there twice.
+        fewest, ascends: of a tuple's values; that they do, and none is there twice.
     """
 
     low: float | str = 0
@@ -178,9 +173,8 @@ class Checked:
 
 
 def check_fields(owner: Any, prefix: str = "", otherwise: Domain = ANY) -> None:
-    """Raise OptionError for the first value of a dataclass that is not of its field's type, or
-    outside its domain; `otherwise` is the domain of a field that declares none. Lists become
-    tuples.
+    """Raise OptionError for the first value of a dataclass outside its field's type or domain,
+    which is `otherwise` where it declares none. Lists become tuples.
     """
     cls: Any = type(owner)
     kinds, known = field_types(cls), domains(cls)
@@ -223,9 +217,7 @@ def members(kind: Any) -> list[Any]:
 
 
 def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
-    """A value of a type, lists and tensors as tuples, paths as texts; OptionError for another one,
-    or one outside the domain.
-    """
+    """A value of a type, lists and tensors as tuples, paths as texts; else an OptionError."""
     kinds = members(kind)
     if value is None and NoneType in kinds:
         return value

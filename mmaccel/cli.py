@@ -1,9 +1,8 @@
 """The command line: `mmaccel generate | speak | animate | answer | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee
-was broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
-Errors are one line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help`
-is fast.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee was
+broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP. Errors are one line on stderr. Nothing heavy is
+imported before a sub-command runs.
 """
 
 from __future__ import annotations
@@ -125,9 +124,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _finish(code: int) -> int:
-    """Report a result that stdout did not take; a reader that goes, such as `head`, has what it
-    wanted.
-    """
+    """Report a result that stdout did not take; one that goes, as `head`, has what it wanted."""
     error = stdout_error()
     if error is None or isinstance(error, BrokenPipeError):
         return code

@@ -20,10 +20,8 @@ _SHOWN = 60  # characters of a value in a message
 
 
 def read_json(file: Path, option: str = "model", *, may_lack: bool = False) -> dict[str, Any]:
-    """Read a JSON object, or an UnsupportedModelError: no file, more than `LIMIT` bytes, other
-    JSON.
-
-    `may_lack`: nothing at the path means an empty object. `option` begins messages.
+    """Read a JSON object, or an UnsupportedModelError: no file (unless `may_lack`: an empty
+    object), more than `LIMIT` bytes, other JSON. `option` begins messages.
     """
     if may_lack and not os.path.exists(file):  # False for a name that is too long
         return {}
@@ -50,8 +48,8 @@ def shorten(value: Any) -> str:
 def read_settings(
     kind: type[Settings], content: Mapping[str, Any], file: Path, option: str = "model"
 ) -> Settings:
-    """A dataclass out of a file of settings, by the types and domains that its fields declare. None
-    means the default everywhere; names that are no fields are left out.
+    """A dataclass out of a file of settings, by its fields' types and domains. None means the
+    default; names that are no fields are left out.
     """
     cls: Any = kind
     kinds, known = field_types(cls), domains(cls)
@@ -73,9 +71,7 @@ def read_value(
     option: str = "model",
     domain: Domain = _SIZE,
 ) -> Any:
-    """A value out of a file of settings; lists become tuples, another type is an
-    UnsupportedModelError.
-    """
+    """A value out of a file of settings, lists as tuples; else an UnsupportedModelError."""
     domain = replace(domain, hint="copy the folder again")
     try:
         return check_value(f"{option}: {name} in {file}", content.get(name), kind, domain)

@@ -3,10 +3,9 @@
 Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T**
 prompt positions, **W** entries of a pass, **P** cache indices of a row, **Q** entries whose logits
 are wanted, **L** slots of a canvas, **V** vocabulary. *Slot* i of a row is its i-th generated token
-(0-based). *Position* is the position id of a token: slot i of row r has position
-``prompt.lengths[r] + i``. *Column* of a canvas is the index in prompt and canvas together; prompts
-are right-aligned there, so that a slot has the same column in every row. A *batch slot* is one of
-the rows that are decoded at a time.
+(0-based), whose *position* (id) is ``prompt.lengths[r] + i``. *Column* of a canvas is the index in
+prompt and canvas together; prompts are right-aligned there, so that a slot has the same column in
+every row. A *batch slot* is one of the rows that are decoded at a time.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ _RAGGED = 256  # tokens more than in the shortest prompt, which are worth anothe
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """The result of a row that has ended, possibly before others; its figures are as in `Stats`.
-
-    `row` is its number in the prompt, `tokens` `[n]` int64.
-    """
+    """A row that has ended, possibly before others; `row` is its number, `tokens` `[n]` int64."""
 
     row: int
     tokens: Tensor
@@ -85,8 +81,8 @@ class PromptCost(NamedTuple):
 
 class Arrivals(NamedTuple):
     """Rows that join a run, and their noise: n rows with as many branches as the run's prompt and
-    at most as many positions T. Inputs that a model has for each row
-    (`mmaccel.model_parts.SelectedRows`) are those of these rows.
+    at most as many positions T. Inputs for each row (`mmaccel.model_parts.SelectedRows`) are
+    theirs.
     """
 
     prompt: Prompt
@@ -99,12 +95,11 @@ class ContinuousBatching:
 
     Args:
         max_num_seqs: largest number of rows decoded at a time, at least 1.
-        on_finish: called with every row as soon as it has ended. An exception from it stops the
-            run and is raised to the caller.
+        on_finish: called with every row as soon as it has ended. What it raises stops the run.
         arrivals: called between two passes, once no row of the prompt waits, with the number of
-            rows that may join (at least 1). Returns that many rows or fewer, or None. Their numbers
-            follow those of the rows before. The run ends when all rows have and it returns None.
-            Rows are then handed out by `on_finish` alone: the `Generation` has none.
+            rows that may join (at least 1). Returns that many rows or fewer, numbered on, or None;
+            the run ends when all rows have and it returns None. Rows are then handed out by
+            `on_finish` alone: the `Generation` has none.
         prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of earlier prompts: rows that begin
             alike process what follows. None: every row processes its whole prompt.
     """
@@ -122,29 +117,27 @@ class ContinuousBatching:
 class Pass:
     """What one forward pass computes, where it is written, and what it attends to.
 
-    Every entry is *computed*, and its keys and values are *written* to its cache index before
-    anything is read. Without the optional fields a pass is a window: row r has the cache indices
-    ``start[r] … start[r] + W - 1``, which are its positions, too, and every entry attends to what
-    the cache holds up to itself. The step of a next-scale model is a pass of embeddings whose
-    entries read all of its scale.
+    Every entry's keys and values are *written* to its cache index before anything is read. Without
+    the optional fields a pass is a window: row r has the cache indices ``start[r] … start[r] + W -
+    1``, which are its positions, too, and every entry attends to what the cache holds up to itself.
 
     Attributes:
-        tokens: `[R, W]` int64; or `[R, W, D]` floating point, embeddings that the layers take
-            as they are, for a causal LM.
+        tokens: `[R, W]` int64; or `[R, W, D]` floating point, embeddings that the layers take as
+            they are, for a causal LM.
         start: `[R]` int64, the first cache index of each row; None where `cache_indices` are given.
         positions: `[R, W]` int64, not negative; None: they follow from the cache indices.
         parents: `[R, W]` int64, a tree: the entry that each entry follows, smaller than its own
             number; -1 for one that follows what the cache holds before `start`. An entry attends to
             those it follows, at the position behind its parent's. None: each follows the one
             before.
-        reads: `[R, 1, P]` or `[R, W, P]` bool, the cache indices that each entry attends to; None:
-            as above.
+        reads: `[R, 1, P]` or `[R, W, P]` bool, the cache indices that entries attend to; None: as
+            above.
         cache_indices: `[R, W]` int64 in 0..P-1; the last index takes entries that are padding.
             None: from `start` on.
         queries: `[R, Q]` int64 in 0..W-1, entries whose logits are wanted; None: all.
-        lengths: `[R]` int64, how many tokens each row's prompt has from this pass's first entry on;
-            entries behind are padding. A row with more than W goes on in the next pass, and one
-            without any has ended before. None: all W entries are its own, and nothing is known.
+        lengths: `[R]` int64, tokens of each row's prompt from this pass's first entry on; entries
+            behind are padding. A row with more than W goes on in the next pass, and one without any
+            has ended before. None: all W entries are its own, and nothing is known.
         opens: whether every row begins at cache index 0, so that entries see this pass alone.
         wanted: `[T]` int64, numbers of the R W entries that others follow or that are asked for,
             each row's first among them; what the rest hold may be anything. None: all. For
@@ -195,11 +188,8 @@ class CanvasPass(Pass):
 
 @dataclass(frozen=True)
 class PrefixGroups:
-    """Rows of a run whose prompts are the same.
-
-    Attributes:
-        rows: of each group, ascending; every row is in one group.
-        lengths: of each group's prefix, which is the prompt without its last token.
+    """Rows of a run whose prompts are the same: `rows` of each group, ascending, every row in one;
+    `lengths` of each group's prefix, which is the prompt without its last token.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -248,17 +238,16 @@ class Route:
 
 @dataclass
 class RunSetup:
-    """How the next runs over a token model are carried out. Callers set it; a model that a field is
-    nothing for does not read it.
+    """How the next runs over a token model are carried out; a model reads what it has a use for.
 
     Attributes:
         runner: a `StepRunner` that carries out the steps of samplers; None runs them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         prefill_chunk_size: tokens of prompts that a step processes at most; None: whole prompts.
         prefixes: rows whose prompts are the same: `prefill` processes the prefix of one row a
-            group, in one pass or in pieces, and all rows of the group read it. No row then goes
-            further behind its prompt than one with the longest prompt can. None: every row has
-            entries of its own; `prefix_reason` says why, where they were asked for.
+            group, and all read it. No row then goes further behind its prompt than one with the
+            longest prompt can. None: every row has entries of its own; `prefix_reason` says why,
+            where they were asked for.
         ragged: whether rows differ much in length (`Prompt.is_ragged`). A kernel on a GPU then
             shares its work out by lengths; what it computes is the same.
         spare: cache indices a row beside those of positions: a tree has more entries.
@@ -280,16 +269,15 @@ class RunSetup:
 
 class Model(Capable, ABC):
     """What models of both loops have in common. A child says what its runs may do by `offers`, and
-    by `lack` where that depends on more than its class; for what is optional it inherits the
-    mix-ins of `mmaccel.model_parts`.
+    by `lack` where that depends on more than its class; the rest is in `mmaccel.model_parts`.
 
     Attributes:
         kind: what decodes it, "window" or "canvas".
         vocab_size: V.
         max_positions: the most positions of a row, prompt included; None where there is no limit.
         model: the module that computes; None where there is none.
-        known_format: the number format of the passes of earlier runs, which those of later ones
-            have, too; empty before the first; None: each run finds its own.
+        known_format: the number format of earlier runs' passes, which later ones have, too; empty
+            before the first; None: each run finds its own.
     """
 
     slot = "model"
@@ -309,9 +297,7 @@ class Model(Capable, ABC):
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
-        """Clear the cache and reserve `positions` cache indices for each of `rows` rows;
-        OptionError where the model cannot take so many.
-        """
+        """Clear the cache and reserve `positions` indices for each of `rows`, or OptionError."""
 
 
 class TokenModel(Model):
@@ -319,11 +305,9 @@ class TokenModel(Model):
 
     Every row has its own cache of positions. A pass writes positions ``start[r] … start[r]+W-1``,
     and all later positions count as overwritten, so that a rollback is a smaller `start` at the
-    next pass. Every row proceeds at its own pace. Logits of entry w score the token that follows
-    it.
-
-    A pass may extend beyond the reserved positions, as in a row that has ended while others have
-    not. What it writes there is never read, and the logits of those entries mean nothing.
+    next pass. Logits of entry w score the token that follows it. What a pass writes beyond the
+    reserved positions, as in a row that has ended, is never read, and the logits of those entries
+    mean nothing.
     """
 
     kind = "window"
@@ -356,8 +340,8 @@ class TokenModel(Model):
 
     @property
     def takes_whole_prompts(self) -> bool:
-        """Whether `prefill` processes prompts with their last tokens. Windows of the first pass
-        begin with these all the same; `forward` processes those behind them.
+        """Whether `prefill` processes prompts with their last tokens, with which windows still
+        begin.
         """
         return False
 
@@ -375,15 +359,14 @@ class TokenModel(Model):
         """Run one pass; logits `[R, Q, V]`, floating point, of the entries that are wanted."""
 
     def prefill(self, entries: Pass) -> None:
-        """Run one pass like `forward` whose logits are not needed, as over a prompt.
-
-        Its `start` is one number expanded if all rows begin alike.
+        """Run one pass like `forward` whose logits are not needed, as over a prompt; `start` is one
+        number expanded if all rows begin alike.
         """
         self.forward(entries)
 
     def process_prompt(self) -> PromptCost | None:
         """Process a prompt that the model has itself, after `reserve`, in passes of
-        `RunSetup.prefill_chunk_size` tokens at most where that goes; None where `prefill` does it.
+        `RunSetup.prefill_chunk_size` tokens where that goes; None: `prefill` does it.
         """
         return None
 
@@ -404,11 +387,10 @@ class Denoiser(Model):
             entry's logits depend on no later block. None where everything depends on everything.
         supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
             later passes under a mask per entry; `kv_cache_reason` says why not. Without it every
-            pass covers all columns in their order: C = P, `cache_indices` counts from 0, and
-            `reads` is `[R, 1, P]`.
-        any_rows: whether a row of a pass depends on its entries and on what was written at its
-            cache indices, and on nothing that belongs to a row of the prompt. Only such a model
-            takes `ContinuousBatching`, and its passes leave out rows that have ended.
+            pass covers all columns in order: `cache_indices` counts from 0, and `reads` is `[R, 1,
+            P]`.
+        any_rows: whether a row of a pass depends on its entries and its cache alone. Only such a
+            model takes `ContinuousBatching`, and its passes leave out rows that have ended.
         is_self_checked: whether the model was already checked to follow `reads` and `block`; others
             are by `attach`, under a policy that caches their blocks.
         shift: 1 if the logits at a position are those of the next one, 0 if its own.
@@ -444,9 +426,7 @@ class Denoiser(Model):
         return torch.float32
 
     def own_logits(self, tokens: Tensor) -> Tensor | None:
-        """The model's logits `[R, N, V]` of whole rows `[R, N]`, in order and without a cache, for
-        self-checks. None: not known.
-        """
+        """The model's logits `[R, N, V]` of whole rows `[R, N]`, without a cache; None: unknown."""
         return None
 
 
@@ -491,16 +471,16 @@ class Prompt:
 
     Args:
         tokens: `[R, T]` int64, right-padded (the padding is never attended to). Rows are
-            branch-major: all B rows of the conditional branch, then all B rows of the next branch
-            in the same order.
+            branch-major: all B rows of the conditional branch, then all of the next branch in the
+            same order.
         lengths: `[R]` int64, real tokens of each row, at least 1.
         branches: G, guidance branches; 1 without guidance.
         stop_tokens: `[S]` int64; a row ends after the first of these.
         batching: how many rows are decoded at a time; None decodes all B together.
-        is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
-            image; None: all tokens are text.
-        n_shown: tokens at the end of every prompt that the layout's slots continue: the frames
-            that a clip begins with, the codes of the frame before.
+        is_text: `[R, T]` bool, False for ids of something else, such as an image; None: all are
+            text.
+        n_shown: tokens at the end of every prompt that the layout's slots continue: the frames that
+            a clip begins with, the codes of the frame before.
     """
 
     tokens: Tensor
@@ -540,9 +520,7 @@ class Prompt:
 
     @cached_property
     def groups(self) -> PrefixGroups:
-        """Which rows have the same tokens, in the order of their first rows. Cost: a copy of the
-        tokens to the host.
-        """
+        """Which rows have the same tokens, in order. Cost: a copy of the tokens to the host."""
         rows_by_tokens: dict[tuple[int, ...], list[int]] = {}
         lengths = self.lengths.tolist()
         for row, tokens in enumerate(self.tokens.tolist()):
@@ -554,8 +532,8 @@ class Prompt:
 
     @cached_property
     def is_ragged(self) -> bool:
-        """Whether its rows differ much in how far they are while they are decoded: they do not all
-        begin together, or the longest is twice as long as the shortest, by 256 tokens or more.
+        """Whether rows differ much in how far they are: they do not all begin together, or the
+        longest is twice as long as the shortest, by 256 tokens or more.
         """
         batching = self.batching
         if batching is not None and (batching.arrivals or batching.max_num_seqs < self.batch):
@@ -566,9 +544,7 @@ class Prompt:
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
-        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read, and each row's
-        last token in any case.
-        """
+        """Tokens `[R, T']` and lengths `[R]` of its text, and each row's last token in any case."""
         if self.is_text is None:
             return self.tokens, self.lengths
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device)

@@ -64,10 +64,10 @@ def decoder(
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
-    Nothing is attached. transformers passes neither its streamer nor `synced_gpus` to such a loop:
-    a streamer gets the prompt and no end, so use `attach` with a streamer. Models with a `generate`
-    of their own (Janus for images) ignore the argument or refuse it. The loop has `stats` and
-    `history`, and serves many calls; its arguments are those of `mmaccel.attach`.
+    transformers passes neither `synced_gpus` nor its streamer, which gets the prompt and no end:
+    use `attach` with one. Models with a `generate` of their own (Janus for images) ignore the
+    argument or refuse it. The loop has `stats` and `history`, and serves many calls; see
+    `mmaccel.attach`.
     """
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
     check_choice("strict", strict, (True, False))

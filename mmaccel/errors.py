@@ -1,7 +1,5 @@
-"""Errors of the library.
-
-Every error is a child of `MMAccelError` and of the built-in exception that a caller would catch. A
-message says on one line what was expected, what was received and how to repair it.
+"""Errors of the library: children of `MMAccelError` and of the built-in one that a caller would
+catch. A message says on one line what was expected and received, and how to repair it.
 """
 
 from __future__ import annotations

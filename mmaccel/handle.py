@@ -40,10 +40,8 @@ from mmaccel.samplers.noise import check_seed, choose_seed
 
 @dataclass(frozen=True)
 class Support:
-    """Whether policies can be attached to an object; its truth value is `supported`.
-
-    `policies` are short names of those that can be. Single calls may still fall back; their
-    statistics then give the reason.
+    """Whether policies can be attached to an object; its truth value is `supported`. `policies` are
+    short names of those that can be. Single calls may still fall back, as their statistics say.
     """
 
     supported: bool
@@ -76,8 +74,8 @@ def attach(
 ) -> Handle:
     """Let a policy decode what a model generates, until it is detached.
 
-    The policy stays attached for the life of the model, whether or not the handle is kept: leave
-    the handle's `with` block, or call `handle.detach()` or `mmaccel.detach(target)`, to end it.
+    It stays attached for the life of the model, whether or not the handle is kept, unless the
+    handle's `with` block ends, or `handle.detach()` or `mmaccel.detach(target)` is called.
     `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
     stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
     same up to rounding, sampled output has the same distribution. Scores, hidden states and caches
@@ -97,10 +95,9 @@ def attach(
             generator at every sampled call, so that `torch.manual_seed` makes it reproducible.
         strict: raise where a call cannot be served. Otherwise it runs as without a policy, with a
             warning and the reason in `stats.fallbacks`.
-        layout: what is known about the tokens of every call, slot by slot from the first generated
-            one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
-            truncation, as by `prefix_allowed_tokens_fn`; calls that fall back are masked or
-            refused.
+        layout: what is known about the tokens of every call, slot by slot, such as
+            `mmaccel.Frames`. Other tokens are masked before temperature and truncation, as by
+            `prefix_allowed_tokens_fn`; calls that fall back are masked or refused.
         cuda_graphs, sync_every, compile: see `mmaccel.pipelines.hosts.runner.engine.Engine`.
         fused: likewise. The fused decoder packs weights in place: with the first call, or here
             where it is asked for, the model's parameters become views of larger tensors, until
@@ -112,8 +109,8 @@ def attach(
             (`num_return_sequences`, the unconditional rows of guidance) store and read it once.
             Logits are the same up to rounding.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
-            counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
-            served. Only calls of `generate` under window policies ask for marks.
+            counts as marked by `mmaccel.stateless`. Otherwise a `generate` under a window policy
+            with an unmarked one cannot be served.
         visual_tokens: which visual tokens of a prompt stay, such as `mmaccel.DivPrune(keep=0.22)`,
             or a list of methods of different stages. With it, and with the next two, the policy is
             as exact as it says with respect to the model on what stays.
@@ -168,12 +165,9 @@ def detach(target: Any) -> bool:
 
 
 def supports(target: Any) -> Support:
-    """Whether a policy that is attached to an object would decode for it, with the reason where
-    not.
-
-    It is `attach` that decides, by the same function: where this is false, calls under an attached
-    policy run the original with this reason, and `attach(..., strict=True)` raises it. The first
-    call for a model runs a short self-check.
+    """Whether a policy attached to an object would decode for it, with the reason where not, as
+    `attach` decides; else calls run the original, or raise with `strict=True`. The first call for a
+    model runs a short self-check.
     """
     try:
         pipeline_family = find_pipeline(target)

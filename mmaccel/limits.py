@@ -1,8 +1,7 @@
 """Limits of what a command line and its files may ask for, and readers of files that keep them.
 
-A value beyond a limit is refused before memory or time is spent on it, with the limit in the
-message. Each limit is far above what is asked for in earnest and far below what a machine of 4 GB
-could not hold; next to it stands where its number comes from.
+A value beyond a limit is refused before memory or time is spent on it. Each limit is far above what
+is asked for in earnest and far below what a machine of 4 GB could not hold.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ _BRACKETS = re.compile(r"[()\[\]{}]")
 
 
 def read_whole(file: str | Path, option: str) -> bytes:
-    """The bytes of a file of texts, or an OptionError; only regular files of at most `MAX_FILE`
-    bytes are read, because others may never end.
-    """
+    """The bytes of a file of texts, or an OptionError: none regular, or more than `MAX_FILE`."""
     name = str(file)
     if not os.path.isfile(file):
         raise OptionError(
@@ -70,9 +67,7 @@ def read_whole(file: str | Path, option: str) -> bytes:
 
 
 def read_stream(stream: IO[bytes], what: str) -> bytes:
-    """The bytes of a file or of standard input up to its end, or an OptionError above
-    `MAX_FILE`.
-    """
+    """The bytes of a file or of standard input, or an OptionError above `MAX_FILE`."""
     data = stream.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
         raise OptionError(
@@ -82,9 +77,8 @@ def read_stream(stream: IO[bytes], what: str) -> bytes:
 
 
 def check_text(data: bytes, what: str) -> None:
-    """Raise OptionError, with the number of the line, for bytes that are no text in UTF-8. Only
-    line feeds end a line: within JSON and prompts, what Unicode takes for the end of a line may
-    stand.
+    """Raise OptionError, with the line's number, for bytes that are no text in UTF-8. Only line
+    feeds end a line.
     """
     for number, line in enumerate(io.BytesIO(data), 1):
         try:
@@ -104,16 +98,15 @@ def read_lines(file: str | Path, option: str) -> list[str]:
 
 
 def open_text(data: bytes, newline: str | None = None) -> io.TextIOWrapper:
-    """Checked bytes as a text, decoded line by line, with or without a byte order mark.
-
-    `newline` is as in `open`; "" is for CSV, whose reader finds the ends of lines itself.
+    """Checked bytes as a text, decoded line by line, with or without a byte order mark; `newline`
+    as in `open`, "" for CSV.
     """
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:
-    """The value of a JSON text that anybody may have written; ValueError for no JSON, or too deep a
-    one, or too long an integer.
+    """The value of a JSON text of anybody's; ValueError for none, too deep a one, or too long an
+    int.
     """
     if isinstance(text, bytes):
         text = str(text, "utf-8-sig")
@@ -124,9 +117,7 @@ def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:
 
 
 def is_deeper(text: str, most: int) -> bool:
-    """Whether more than `most` brackets stand within brackets, those in quotes not counted; in
-    linear time, and before a parser recurses.
-    """
+    """Whether more than `most` brackets stand within brackets, outside quotes; in linear time."""
     if sum(map(text.count, _OPENING)) <= most:
         return False
     depth = 0

@@ -17,8 +17,8 @@ _SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """The short name of a policy and its options; by default an exact policy. OptionError for a
-    policy of another kind than "window" or "canvas", the model's.
+    """The short name of a policy and its options, by default an exact one; OptionError for one of
+    another kind than the model's, "window" or "canvas".
     """
     from mmaccel.catalog import find_policy
 
@@ -31,9 +31,7 @@ def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[s
 
 
 def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:
-    """A size as `--size` or a row has it: 768, "1024x768" or [1024, 768], width first; None stays
-    None.
-    """
+    """A size as `--size` or a row has it: 768, "1024x768" or [1024, 768], width first; None."""
     if value is None:
         return None
     text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -67,9 +65,7 @@ def open_pipeline(
 
 
 def open_with_parts(pipeline: str, model: str, load: LoadOptions, **parts: Any) -> Any:
-    """Load any pipeline by the name of its class; parts are arguments of its own, such as its
-    codec.
-    """
+    """Load any pipeline by the name of its class; parts are its own arguments, such as a codec."""
     from transformers.utils import logging
 
     import mmaccel

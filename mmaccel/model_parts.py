@@ -1,7 +1,5 @@
-"""What a model may have beside the members of a `TokenModel` or a `Denoiser`, as mix-ins.
-
-A model inherits those that it has, and says so in its `offers` where a word of
-`mmaccel.capabilities.GLOSSARY` asks for it.
+"""What a model may have beside the members of a `TokenModel` or a `Denoiser`, as mix-ins; `offers`
+says so where a word of `mmaccel.capabilities.GLOSSARY` asks for it.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ class LayerCounts:
     """What methods have left out of a run's caches and attention; None where nothing counts it.
 
     Attributes:
-        n_evicted: cached entries of prompts that were evicted, and entries that there were, over
-            all rows of a layer.
+        n_evicted: cached entries of prompts that were evicted, and how many there were, in all rows
+            of a layer.
         packed_bytes: of the run's keys and values where some are held in fewer bits, and what they
             would be otherwise; zeros where none are.
         step_bytes: what a step reads at the run's end.
@@ -40,9 +38,8 @@ class ReducedLayers(ABC):
 
     @abstractmethod
     def use_methods(self, methods: Any, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced: by
-        `LayerMethods` that `mmaccel.capabilities.explain` lets pass, for rows of so many guidance
-        branches.
+        """From the next `reserve` on, layers are reduced by `LayerMethods` that `explain` lets
+        pass, for rows of so many guidance branches.
         """
 
     @property
@@ -58,19 +55,14 @@ class TreePasses(ABC):
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Say which entries of the last pass, a tree, were accepted; nothing is said of windows.
 
-        Args:
-            start: `[R]` int64, of that pass.
-            path: `[R, D]` int64, entries of each row in the order of their positions, from the one
-                that follows `start` on; shorter paths end in -1. Their keys and values then stand
-                at ``start[r] … start[r] + D - 1``.
+        `path` `[R, D]` int64 has each row's entries in order, from the one that follows the pass's
+        `start` `[R]` int64 on, -1 behind them. They then stand at ``start[r] … start[r] + D - 1``.
         """
 
 
 @dataclass(frozen=True)
 class PromptPiece:
-    """Tokens `[n]` int64 of one row's prompt that a pass processes beside its windows; the first
-    has the cache index `start`.
-    """
+    """Tokens `[n]` int64 of a row's prompt that a pass processes, from cache index `start` on."""
 
     row: int
     start: int
@@ -78,16 +70,13 @@ class PromptPiece:
 
 
 class MixedPasses(ABC):
-    """Passes whose rows have different numbers of entries: windows and pieces of prompts at once,
-    trees of different sizes ("mixed passes").
-    """
+    """Passes of windows, trees and pieces of prompts of different sizes ("mixed passes")."""
 
     @abstractmethod
     def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
-        """As `forward`, logits `[R, W, V]` of windows; the pieces are processed with them.
-
-        Keys and values of all entries are written before any of them attends: an entry sees what
-        stands before it in its row, pieces of this pass included.
+        """As `forward`, logits `[R, W, V]` of windows; the pieces are processed with them. All keys
+        and values are written first: an entry sees what stands before it in its row, pieces
+        included.
         """
 
 
@@ -120,9 +109,8 @@ class SelfDrafts(ABC):
 
     @abstractmethod
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """As `forward`, one entry a row, logits `[R, 1, V]`, attending as `RunSetup.drafts` says;
-        the next `forward` writes anew what it has written. `index` drafts of the window came before
-        it.
+        """As `forward`, one entry a row, logits `[R, 1, V]`, attending as `RunSetup.drafts` says,
+        after `index` drafts of the window; the next `forward` writes anew what it has written.
         """
 
 
@@ -165,8 +153,8 @@ class CapturedBuffers(ABC):
         return False
 
     def begin_step(self, width: int) -> bool:
-        """Called before every step behind the prompt, whose pass has `width` entries a row; returns
-        whether it does more than others, for which it is captured apart.
+        """Called before a step behind the prompt, of `width` entries a row; whether it is captured
+        apart.
         """
         return False
 
@@ -178,8 +166,7 @@ class CapturedBuffers(ABC):
 class SelectedRows(ABC):
     """Rows that can be prefilled, selected and dropped one by one.
 
-    Any other model keeps all its rows until the run ends, and the prompt of an admitted row is
-    prefilled in a pass of all rows.
+    Any other model keeps all its rows until the run ends, and a pass of all rows prefills a prompt.
     """
 
     @abstractmethod
@@ -192,21 +179,20 @@ class SelectedRows(ABC):
 
     @abstractmethod
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64, from `start` `[n]` on. A
-        prompt may come in several such passes.
+        """`prefill` tokens `[n, W]` to rows `[n]` int64, from `start` `[n]` on; maybe in several
+        passes.
         """
 
     @abstractmethod
     def keep_rows(self, rows: Tensor) -> None:
-        """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows.
-
-        A row that stands there again is a place for a row that is prefilled next.
+        """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows. A row
+        that stands there again is a place for one that is prefilled next.
         """
 
     @abstractmethod
     def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
-        """Row inputs of rows `[n]` int64 that a run has and that stay, and of others that join it,
-        both from `get_row_inputs`, in the order `[R]` int64 of their concatenation.
+        """Row inputs of rows `[n]` int64 that stay and of others that join, both from
+        `get_row_inputs`, in the order `[R]` int64 of their concatenation.
         """
 
 

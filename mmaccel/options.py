@@ -38,10 +38,8 @@ Result = TypeVar("Result")
 
 
 def option(default: Any, help: str | None = None, **flag: Any) -> Any:
-    """A field of options, with the `help` of its flag and its widget; None has neither.
-
-    `names` are those of the flag where they are not the field's; `text`: whether a switch is
-    written as auto, on or off; `domain`: what the field takes, see `mmaccel.checks`.
+    """A field of options, with the `help` of its flag and its widget; None has neither. `names` are
+    those of the flag where they are not the field's; `text`: whether a switch is auto, on or off.
     """
     return field(default=default, metadata={"help": help, **flag})
 
@@ -82,13 +80,12 @@ class LoadOptions:
             float32 and float64. `torch_dtype` is another name of it.
         device_map: of accelerate, in place of `device`: "auto", a device, or devices by names of
             modules of the model that predicts tokens; other parts are on the first device that
-            computes. Not for families that transformers does not load. Weights that it puts on the
-            "disk" go to `offload_folder`.
+            computes. Not for families that transformers does not load. "disk" is `offload_folder`.
         family: how the checkpoint is read; None detects it.
         cuda_graphs, sync_every, fused, compile, prefill_chunk_size, share_prefix: see
             `mmaccel.pipelines.hosts.runner.engine.Engine`.
-        trust_remote_code: whether code that the checkpoint brings may run; False refuses
-            checkpoints that need it.
+        trust_remote_code: whether a checkpoint's own code may run; False refuses those that need
+            it.
         revision, variant, token, local_files_only, cache_dir: of a download, as of
             `huggingface_hub`; `variant` is that of the weights, such as "fp16".
     """
@@ -213,9 +210,7 @@ def takes(
 ) -> Callable[
     [Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, Arguments], Result]
 ]:
-    """Gives a method the arguments of a dataclass, which `help` and type checkers show as its own;
-    the method receives the object, whose fields are what they declare.
-    """
+    """Gives a method the arguments of a dataclass, shown as its own; it receives the object."""
 
     def decorate(
         method: Callable[[Owner, Options], Result],
@@ -252,8 +247,8 @@ def _check_known(known: list[str], where: str, keywords: Mapping[str, Any]) -> N
 
 
 def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, Any]:
-    """The fields in texts `name=value`, whose values `read_text` reads once their types are known;
-    they are of the texts' type, see `mmaccel.own_code.TypedName`.
+    """The fields in texts `name=value`, read by `read_text`; they are of the texts' type, see
+    `mmaccel.own_code.TypedName`.
     """
     values: dict[str, Any] = {}
     for text in texts:
@@ -270,8 +265,7 @@ def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, A
 
 def read_text(name: str, text: str, kind: Any) -> Any:
     """The value that a text is for a field of a type: a Python literal, a word for a switch, or the
-    text itself, which the check of the field may refuse. OptionError where it is too long or too
-    deep.
+    text itself. OptionError where it is too long or too deep.
     """
     if len(text) > MAX_VALUE:
         raise _refuse(name, text, f"at most {MAX_VALUE} characters")

@@ -50,10 +50,8 @@ class TypedName(str):
 
 @cache
 def installed(slot: str) -> dict[str, str]:
-    """What other packages bring, looked up once: name -> "module:Name".
-
-    A group of entry points is "mmaccel." and a key of `_WANTED`, or "mmaccel.families", whose names
-    are a `model_type`.
+    """What other packages bring, looked up once: name (a `model_type` of families) ->
+    "module:Name".
     """
     from importlib.metadata import entry_points  # takes longer than `import mmaccel` does
 
@@ -65,11 +63,9 @@ def is_module_name(name: Any) -> bool:
 
 
 def find_named(slot: str, name: str, base: str | None) -> str | None:
-    """The "module:Name" of a method that is not ours, loaded and checked; None for a short name
-    that no package brings, and for a `module:Name` that is no `TypedName`.
-
-    `base` is the "module:Class" of which it is a child; None: whatever has the members of a policy.
-    OptionError: code that cannot be loaded, or is no such method.
+    """The "module:Name" of a method that is not ours, a child of the "module:Class" `base` or with
+    the members of a policy, loaded and checked, or an OptionError; None for a short name that no
+    package brings, and for a `module:Name` that is no `TypedName`.
     """
     target = installed(slot).get(name)
     if target is None and isinstance(name, TypedName) and is_module_name(name):
@@ -107,10 +103,8 @@ def _describe(found: Any) -> str:
 
 
 def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:
-    """What a `module:Name` names, or an OptionError.
-
-    The module is found as Python finds it, and also in the folder in which the program runs, which
-    counts as the last entry of `sys.path` during this look-up.
+    """What a `module:Name` names, or an OptionError. The module is found as Python finds it, and
+    last in the folder in which the program runs.
     """
     given = f"{option}: expected {wanted}, received {show(name)}"
     module, _, attribute = name.partition(":")

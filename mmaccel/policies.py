@@ -45,12 +45,11 @@ class CanvasProgress:
     Attributes:
         tokens: `[B, L]` int64; a copy. Slots that are not committed hold no meaningful token.
         is_committed: `[B, L]` bool.
-        lengths: `[B]` int64, slots that hold a token and count.
-        previous: `[B]` int64, `lengths` before this pass.
+        lengths, previous: `[B]` int64, slots that hold a token and count, now and before this pass.
         passes: passes so far.
         nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.divergence`.
-        rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; None
-            where all rows are decoded together.
+        rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; else
+            None.
     """
 
     tokens: Tensor
@@ -93,9 +92,7 @@ class CanvasPolicy(Protocol):
 
 
 class CanvasInterrupt(KeyboardInterrupt):
-    """An interrupt that carries what was committed before it: tokens are the mask token where
-    `is_committed` `[B, L]` is False.
-    """
+    """An interrupt that carries what was committed before it; other tokens are the mask token."""
 
     def __init__(self, generation: Generation, is_committed: Tensor) -> None:
         super().__init__("interrupted; the error's `generation` holds what was committed")

@@ -25,9 +25,7 @@ EXACT_DTYPE = "float32"
 
 
 class ShortRepr:
-    """A dataclass whose `repr` fits a screen: shapes in place of numbers, `Stats.summary` of stats,
-    and counts of long lists.
-    """
+    """A dataclass whose `repr` fits a screen: shapes, `Stats.summary`, counts of long lists."""
 
     def __repr__(self) -> str:
         given: Any = self
@@ -63,8 +61,8 @@ def exactness_in(exactness: str, dtype: str) -> RunExactness:
 
 @dataclass
 class BlockCounts:
-    """What sparse attention has left out in a run: blocks that were not read, over all passes,
-    layers, rows and key heads, and choices of no block at all, where the newest blocks were read.
+    """Blocks that sparse attention did not read in a run, over all passes, layers, rows and key
+    heads, and choices of no block at all, where the newest blocks were read.
     """
 
     left_out: int = 0
@@ -73,12 +71,9 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class StepBytes:
-    """What a step of a run reads, in bytes.
-
-    Attributes:
-        weights: of the decoder and of those rows of its head that are computed, each once; a
-            mixture of experts reads fewer.
-        cache: keys and values of all positions of all rows, as if no method held or read fewer.
+    """What a step of a run reads, in bytes; `weights` of the decoder and the computed rows of its
+    head, once, fewer in a mixture of experts; `cache` is keys and values of all positions of all
+    rows, as if no method held or read fewer.
     """
 
     weights: int
@@ -100,42 +95,38 @@ class Stats:
             "relaxed" where tokens of a pass share the rounding of quantised activations.
         tokens: generated tokens, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
-        row_passes: passes summed over the rows that took part, unfinished; equals `passes` at
-            batch 1. `tokens_per_pass` and a row's or image's own passes are counted by it.
-        prefill_passes: passes over the prompt; one that gives the first tokens, too, is among
-            `passes`.
+        row_passes: passes summed over the unfinished rows; equals `passes` at batch 1. By it
+            `tokens_per_pass` and a row's or image's own passes are counted.
+        prefill_passes: passes over the prompt; one that gives the first tokens is among `passes`,
+            too.
         accepted: `accepted[k]` counts row-passes that generated exactly k + 1 tokens.
         total_variation: of relaxed policies, spent, summed over verified tokens.
         nats: of canvas policies: bound on the divergence from one commit a pass, summed over rows;
             see `mmaccel.samplers.divergence`.
         positions, canvases: of canvas policies: entries, and canvases, that went through the model,
-            summed over passes, drafts and guidance branches counted one by one.
+            in all passes, drafts and guidance branches.
         tokens_processed: of window policies: tokens that went through the model, over all rows of
             all passes, those of the prompt, of ended rows and of padding included.
-        prefix_tokens: of window policies: tokens of prompts that a prefix tree held, and that did
-            not go through the model.
+        prefix_tokens: of window policies: tokens of prompts that a prefix tree held instead.
         forward_seconds: the model's share of `seconds`, the prompt's pass included; on a GPU the
             time to launch passes, not to finish them.
         pixel_seconds: time after the run to decode the tokens to images or sound.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran otherwise than requested.
         notes: remarks on a run that ran as requested, such as a budget that had no effect.
-        runner, runner_reason: "eager" or "cuda graphs", and why passes were not captured although
-            requested.
-        captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
-            graphs that it replayed.
+        runner, runner_reason: "eager" or "cuda graphs", and why requested captures were not made.
+        captures: passes captured in this run; 0 with "cuda graphs" if all were captured before.
         drafts: of window policies: the draft source in use, such as "coarse" or "neighbour", after
             "auto" was resolved. Of canvas policies that choose the number of drafts by measured
             cost: canvases a pass, and in how many passes.
-        attention: "window_attention" if the layers ran that kernel, else "the model's own" with
-            the reason; empty for models that have no choice.
-        route, route_reason: the forward that ran, "fused" (of `pipelines.hosts.runner`),
-            "compiled" (its passes, or some of them) or "model", the model's own, and why; or how
-            many weights the fused decoder holds once more.
+        attention: "window_attention" if the layers ran that kernel, else "the model's own" with the
+            reason; empty for models that have no choice.
+        route, route_reason: the forward that ran, "fused" (of `pipelines.hosts.runner`), "compiled"
+            (its passes, or some of them) or "model", the model's own, and why; or how many weights
+            the fused decoder holds once more.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
-            "tf32", or what activations are quantised to, such as "int8"; empty where the original
-            ran.
+            "tf32", or of quantised activations, such as "int8"; empty where the original ran.
         seed: the `seed` that repeats the run, given or drawn: one, or one per row. None where no
             random number was asked for, and where every request has a seed of its own.
     """
@@ -193,8 +184,8 @@ class Stats:
         return [sum(self.accepted[k:]) / n_passes for k in range(len(self.accepted))]
 
     def use_dtype(self, dtype: str, *, same_bits: bool = False) -> None:
-        """Record the number format of the passes, which `exactness` follows, but where passes of
-        all widths have the same bits; "" if none ran.
+        """Record the number format of the passes, "" if none ran; `exactness` follows it, but where
+        passes of all widths have the same bits.
         """
         self.dtype = dtype or self.dtype
         if dtype and not same_bits:
@@ -291,9 +282,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a sampler returns: tokens `[B, L]` int64, 0 after a row's end, and `[B]` int64 of each
-    row its length and the passes in which it was unfinished.
-    """
+    """What a sampler returns: tokens `[B, L]` int64, 0 after a row's end; lengths, passes `[B]`."""
 
     tokens: Tensor
     lengths: Tensor
@@ -308,7 +297,7 @@ class Progress:
     Attributes:
         tokens: `[B, L]` int64, valid up to `lengths`; a view that the next pass changes.
         previous: `lengths` before this pass.
-        rows: the prompt's row in each of the B batch slots under `ContinuousBatching`, else empty.
+        rows: the prompt's row in each batch slot under `ContinuousBatching`, else empty.
     """
 
     tokens: Tensor

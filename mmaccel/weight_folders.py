@@ -1,9 +1,8 @@
 """Folders of weights that are ours to read: heads of drafters, coarse models, codecs, scorers.
 
-A `Schema` says what lies in such a folder: a JSON file, whose values a dataclass declares, and a
-file of safetensors. `open_folder` reads the first and the header of the second. The owner compares
-the settings with its model, and `WeightFile.read` compares names and shapes with the network's
-outline (a module on torch's meta device), and the size with the free memory, before it takes any.
+A `Schema` says what lies there: a JSON file, whose values a dataclass declares, and a file of
+safetensors, whose header `open_folder` reads. `WeightFile.read` compares names and shapes with the
+network's outline (a module on torch's meta device), and the size with the free memory.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Schema(Generic[Settings]):
 @dataclass(frozen=True)
 class WeightFile:
     """A file of safetensors, of which the header was read; `names` are those in the file, by their
-    names here. For the others see `Schema`; `asked` is what asks for tensors, in messages.
+    names here; `asked` is what asks for tensors, in messages.
     """
 
     file: Path
@@ -68,11 +67,11 @@ class WeightFile:
     option: str
 
     def read(self, wanted: Shapes, optional: Collection[str] = ()) -> dict[str, Tensor]:
-        """The tensors, by their names here. Shapes are of all that may be there; optional ones may
-        be missing.
+        """The tensors, by their names here; shapes are of all that may be there, optional ones
+        included.
 
         Raises:
-            UnsupportedModelError: other names or shapes, numbers that are not finite, or too little
+            UnsupportedModelError: other names or shapes, infinite numbers or NaN, or too little
                 memory.
         """
         from safetensors import safe_open
@@ -211,9 +210,7 @@ def available_memory() -> int | None:
 def check_memory(
     n_bytes: int, what: str, option: str = "model", device: Any = "cpu", remedy: str = ""
 ) -> None:
-    """Refuse to fill more memory than there is, in main memory and on a CUDA device, with an
-    UnsupportedModelError.
-    """
+    """UnsupportedModelError for more than the free memory, in main memory or of a CUDA device."""
     places = {"": available_memory()}
     if torch.device(device).type == "cuda":
         places[f" on {device}"] = torch.cuda.mem_get_info(device)[0]

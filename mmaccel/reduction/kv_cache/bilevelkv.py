@@ -1,14 +1,10 @@
-"""BiLevelKV: chunks that the question attends to stay whole, of the others means of neighbours.
-
-M. Qin et al., "Video-XL-2: Towards Very Long-Video Understanding Through Task-Aware KV
-Sparsification", 2025 (arXiv:2506.19225), section 3 (bi-level key-value decoding). A chunk of a
-video that is relevant to the question is read with all its keys and values, another one with those
-of a pooled copy.
+"""BiLevelKV: M. Qin et al., "Video-XL-2", 2025 (arXiv:2506.19225), section 3 (bi-level key-value
+decoding).
 
 Departures: the paper is told which chunks are relevant, and processes the video twice; here the
-attention of the prompt's last entries decides, in each layer for all heads together, and
-neighbouring entries are averaged as they are cached. The budget decides how many chunks stay whole.
-A mean of n entries receives the attention of one. All this happens once.
+attention of the prompt's last entries decides, in each layer for all heads together, as many chunks
+as the budget holds, and neighbours are averaged as they are cached, once. A mean of n entries
+receives the attention of one.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Chelsea: entries with similar keys are averaged instead of dropped.
-
-J. Hu et al., "Efficient Long-Context LLM Inference via KV Cache Clustering", 2025
-(arXiv:2506.11418). A prompt is divided into chunks. In each chunk entries are divided into two
-sets, one after the other by turns; an entry of the first set is matched with the entry of the
-second whose key is most similar, and of all matches the most similar ones are merged, keys and
-values, into their mean. That is repeated until few enough are left.
+"""Chelsea: J. Hu et al., 2025 (arXiv:2506.11418). A chunk's entries are divided into two sets by
+turns; an entry of the first is matched with the one of the second whose key is most similar, and
+the most similar matches become their mean, keys and values, again and again until few enough are
+left.
 
 Departures: written from the paper's abstract and overviews. Odd places of a chunk are one set, then
 every second of the even ones, and so on; similarities are those of the keys before any merge, and
-what goes joins the most similar entry that stays. Keys are averaged as they are rotated. A mean of
-n entries receives the attention of one. All this happens once.
+what goes joins the most similar entry that stays. Keys are averaged as they are rotated, once. A
+mean of n entries receives the attention of one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""ChunkKV: whole chunks of neighbouring entries.
+"""ChunkKV: X. Liu et al., 2025 (arXiv:2502.00299), section 3. The votes of an observation window,
+of all heads together, are averaged over chunks, and the best chunks stay whole. Neighbouring layers
+choose alike, so that one may choose for several.
 
-X. Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM
-Inference", 2025 (arXiv:2502.00299), section 3. Words lose their sense without their neighbours: the
-votes of an observation window, of all heads together, are averaged over chunks, and the best chunks
-stay whole, in all heads. Neighbouring layers choose alike, so that one may choose for several.
-
-Departures: those of SnapKV. What the whole chunks leave of the budget is filled with the beginning
-of the next best one.
+Departures: those of SnapKV. What whole chunks leave of the budget is filled with the beginning of
+the next best one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""CItruS: what the instruction at the end of a prompt attends to.
-
-Y. Bai et al., "CItruS: Chunked Instruction-aware State Eviction for Long Sequence Modeling", EMNLP
-2024 (arXiv:2406.12018), section 3. A document is followed by an instruction. The tokens of the
-instruction vote with their attention in the mean of all heads, and all heads keep the same entries.
+"""CItruS: Y. Bai et al., EMNLP 2024 (arXiv:2406.12018), section 3. All heads keep the same entries.
 
 Departures: the paper feeds a document in chunks, lets the instruction vote after each, and may hold
-a second cache for the flow of the text. Here the prompt is processed at once and the instruction
-votes once, and stays.
+a second cache for the flow of the text. Here it votes once, behind the whole prompt, and stays.
 """
 
 from __future__ import annotations

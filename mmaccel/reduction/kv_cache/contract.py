@@ -1,17 +1,13 @@
 """The contract of cache eviction: score the cached entries of a layer, keep those within a budget.
 
-A method is a frozen dataclass with `score`. Counts, recent entries, ragged rows and order are
-written once, in `select`. A method never sees the model; it looks at a `CachedLayer`. It is asked
-when the prompt is in the cache, and in rounds while tokens are generated, where `every` is given.
-What it keeps is moved together, and the memory of the rest is freed. Kept keys hold the rotary
-positions they were made at, and new tokens go on at their own positions, so that eviction is the
-same as a mask that hides the evicted entries. A method that `rerotates` has them at consecutive
-positions instead.
+A method is a frozen dataclass with `score`; counts, recent entries, ragged rows and order are
+written once, in `select`. It is asked when the prompt is in the cache, and in rounds while tokens
+are generated, where `every` is given. What it keeps is moved together, and the memory of the rest
+is freed. Kept keys hold the rotary positions they were made at, so that eviction is the same as a
+mask that hides the evicted entries, unless a method `rerotates`.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
-
-A `CacheQuantizer` holds entries in fewer bits instead, maybe those that an evicting method keeps.
 """
 
 from __future__ import annotations
@@ -51,18 +47,14 @@ class CachedLayer:
         lengths: `[R]` int64, entries of each row; those behind are padding.
         queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
         scale: what scores are multiplied by.
-        total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
-            added up over the query heads of a key head; None unless the method `accumulates`. In
-            rounds, and for a method that `remembers`, what it remembered last. For one with
-            `repeated`, the most that an entry received from one of the repetition.
-        rated: `[R, H, S]` float32, what `CacheMethod.rate` answered for each entry; None unless the
-            method `reads_hidden`.
-        stays: `[R, H, S]` bool, what `CacheMethod.share_out` chose in this layer; None unless the
-            method `pools_layers`.
+        total: `[R, H, S]` float32, what a method that `accumulates`, `remembers` or has `repeated`
+            asks for; else None.
+        rated, stays: `[R, H, S]` float32 and bool, answers of `CacheMethod.rate` and `share_out`;
+            None unless the method `reads_hidden` or `pools_layers`.
         turn: `turn(states, by)` are rotated `states` `[R, H, n, D]` at positions later by `by`
             `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
-        most: how many entries of a row stay at most, where tensors are not read on the host, as
-            those of captured steps; None where they may be.
+        most: entries of a row that stay at most, in captured steps, whose tensors are not read on
+            the host; else None.
     """
 
     index: int
@@ -92,8 +84,8 @@ class CachedLayer:
         return self.before(0)
 
     def weights(self) -> Tensor:
-        """`[R, H, G, n, S]` float32, the attention that each entry receives from each of the row's
-        last n, one by one, in the query heads of a key head.
+        """`[R, H, G, n, S]` float32, the attention of each of the row's last n queries, by key
+        head.
         """
         heads = self.keys.shape[1]
         packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
@@ -104,9 +96,7 @@ class CachedLayer:
         return scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
 
     def mass(self) -> Tensor:
-        """`[R, H, S]` float32, the attention that each entry receives from the row's last n, of all
-        query heads of a key head together.
-        """
+        """`[R, H, S]` float32, `weights` added up over G and n."""
         start = self.lengths - self.queries.shape[2]
         keys = self.keys.to(self.queries.dtype)
         values = self.values.to(self.queries.dtype)
@@ -171,23 +161,22 @@ class CacheMethod(KVCacheMethod, ABC):
 
     Attributes:
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
-        accumulates: whether `CachedLayer.total` is wanted; it costs the attention of the prompt a
-            second time.
-        remembers: whether `remember` is asked at the end of the prompt and of every round, and
-            answers in `CachedLayer.total`.
-        reads_keys: whether scores depend on keys or queries. Only a method that needs none
-            serves layers in which those of a prompt say nothing.
-        turns_queries: whether `CachedLayer.turn` is wanted.
-        pools_layers: whether layers share a budget: `share_out` is asked about the scores of all of
-            them when the prompt is in the cache, and answers in `CachedLayer.stays`.
-        merges: whether what goes is merged into what stays, by `merge`.
-        reads_hidden: whether `rate` is asked about the hidden states of every entry, and answers in
-            `CachedLayer.rated`.
-        repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, for
-            `CachedLayer.total`; it costs what the prompt costs again, and a little more.
-        rerotates: whether kept keys are turned to consecutive positions, those at which they stand
-            in the cache, and new entries go on there. Every layer then keeps the same entries, in
-            all heads; the model has rotary positions.
+        accumulates: `CachedLayer.total` is the attention that each entry received from all of the
+            prompt, added up over the query heads of a key head; it costs that attention a second
+            time.
+        remembers: `remember` is asked at the end of the prompt and of every round, and `total` is
+            its last answer.
+        reads_keys: scores depend on keys or queries. Only a method that needs none serves layers in
+            which those of a prompt say nothing.
+        turns_queries: `CachedLayer.turn` is wanted.
+        pools_layers: layers share a budget, by `share_out`, when the prompt is in the cache.
+        merges: what goes is merged into what stays, by `merge`.
+        reads_hidden: `rate` is asked about the hidden states of every entry.
+        repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, which
+            costs a little more than the prompt; `total` is the most that an entry received from one
+            of those.
+        rerotates: kept keys are turned to consecutive positions, and new entries go on there. Every
+            layer keeps the same entries, in all heads; the model has rotary positions.
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
     """
 
@@ -263,7 +252,7 @@ class CacheMethod(KVCacheMethod, ABC):
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
     def ask(self, name: str, layer: CachedLayer) -> Tensor:
-        """What `score` or `remember` answers of a layer, `[R, H, S]` or `[R, 1, S]`, checked.
+        """`[R, H, S]` or `[R, 1, S]`, a layer's answer of `score` or `remember`, checked.
 
         Cost: a host synchronisation, which checks for NaN, unless `layer.most` is set.
         """
@@ -274,10 +263,8 @@ class CacheMethod(KVCacheMethod, ABC):
         return answer
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
-
-        Args:
-            keep: `[R, 1 or H, K]` int64, the entries; at negative ones anything may be answered.
+        """Keys and values `[R, H, K, D]` of the entries that stay, from now on; `keep` `[R, 1 or H,
+        K]` int64 has negative ones where anything may be answered.
         """
         at = keep.expand(-1, layer.keys.shape[1], -1).clamp(min=0)[..., None]
         keys = layer.keys.gather(2, at.expand(-1, -1, -1, layer.keys.shape[3]))
@@ -287,25 +274,20 @@ class CacheMethod(KVCacheMethod, ABC):
     def remember(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]` float32, what is known of the entries from now on.
 
-        Args:
-            layer: `total` is what was known before, zeros for the entries of the last round, and
-                None at the end of the prompt. `queries` are those of the last round: all of it.
+        `layer.total` is what was known before: zeros for the entries of the last round, None at the
+        end of the prompt. `layer.queries` are all of the last round.
         """
         mass = layer.mass()
         return mass if layer.total is None else layer.total + mass
 
     def rate(self, index: int, hidden: Tensor) -> Tensor:
-        """`[R, H, W]` float32, what the hidden states of entries say of them.
-
-        Args:
-            hidden: `[R, W, C]`, what the attention of a layer reads, after the norm before it.
+        """`[R, H, W]` float32 of `hidden` `[R, W, C]`, what a layer's attention reads behind its
+        norm.
         """
         raise NotImplementedError
 
     def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """`[R, L, H, S]` bool, what stays in all layers, by scores `[R, L, H, S]` of rows of `[R]`
-        lengths.
-        """
+        """`[R, L, H, S]` bool, what stays in all layers, by scores of this shape; lengths `[R]`."""
         raise NotImplementedError
 
     @property
@@ -331,11 +313,8 @@ class CacheMethod(KVCacheMethod, ABC):
     ) -> Tensor:
         """The entries that stay, `[R, 1 or H, K]` int64, ascending; shorter rows end in -1.
 
-        Args:
-            scores: of `score`.
-            lengths: `[R]` int64.
-            counts: of `count`.
-            most: see `CachedLayer`; without it a host synchronisation.
+        By scores of `score`, lengths `[R]` int64 and counts of `count`; without `most` (see
+        `CachedLayer`) a host synchronisation.
         """
         size = scores.shape[2]
         check_answer(f"{self.name}.count", counts, lengths.shape, "int64")
@@ -369,9 +348,8 @@ def in_chunks(entries: Tensor, size: int) -> Tensor:
 
 
 def mean_of_chunks(votes: Tensor, counts: Tensor, size: int) -> Tensor:
-    """The mean of each entry's chunk, `[R, H, S]` of votes `[R, H, S]`.
-
-    `counts` `[R, 1, S]` bool says which entries have votes, `size` how many a chunk holds.
+    """The mean of each entry's chunk of `size`, `[R, H, S]` of votes `[R, H, S]`; `counts` `[R, 1,
+    S]` bool says which entries have votes.
     """
     totals = in_chunks(votes.where(counts, 0), size).sum(-1)
     means = totals / in_chunks(counts.float(), size).sum(-1).clamp(min=1)
@@ -396,8 +374,8 @@ class MergingMethod(CacheMethod):
 class CacheQuantizer(KVCacheMethod, ABC):
     """Base of methods that hold accepted entries in fewer bits, group by group.
 
-    A query before which a row has n entries reads all but its newest `residual` in fewer bits, as
-    far as they fill whole groups. So what it reads follows from its position, whatever was drafted.
+    A query behind n entries of a row reads all but the newest `residual` in fewer bits, as far as
+    they fill whole groups: that follows from its position, whatever was drafted.
 
     Args:
         group: entries that are quantised together.
@@ -423,11 +401,9 @@ class CacheQuantizer(KVCacheMethod, ABC):
             )
 
     needs = frozenset({"own attention", "packed entries", "rounds"})
+    # bits of a code, where kernels pack and unpack, as `mmaccel.kernels.pack_group` has it; not
+    # inherited, as a child may pack otherwise
     code_bits: ClassVar[int | None] = None
-    """Where kernels pack and unpack, as `mmaccel.kernels.pack_group` has it: the bits of a code.
-
-    It is not inherited: a child may pack otherwise.
-    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -453,9 +429,7 @@ class CacheQuantizer(KVCacheMethod, ABC):
         return (self.over,)
 
     def count(self, lengths: Tensor) -> Tensor:
-        """How many of a row's entries are in fewer bits for a query before which it has `lengths`
-        (int64 of any shape `[...]`, as what is returned).
-        """
+        """How many of a row's entries are in fewer bits for a query behind `lengths` `[...]`."""
         return (lengths - self.residual).clamp(min=0) // self.group * self.group
 
     @abstractmethod

@@ -1,14 +1,10 @@
-"""DuoAttention: heads that look far back keep everything, the others their ends.
-
-G. Xiao et al., "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming
-Heads", ICLR 2025 (arXiv:2410.10819), section 2. A few heads, the retrieval heads, look up anything
-in a text; the others, the streaming heads, attend to its first entries and the most recent ones,
-and need no more.
+"""DuoAttention: G. Xiao et al., ICLR 2025 (arXiv:2410.10819), section 2: retrieval heads look up
+anything in a text, streaming heads attend to its first entries and the most recent ones.
 
 Departures: the paper finds a model's retrieval heads once, by training gates. Here each prompt
-calibrates: a key head is a retrieval head if the queries of the last `window` entries give more
-than `share` of their attention, in the mean, to what a streaming head would drop. So a head may be
-one in one row and not in another. Entries go once.
+calibrates, row by row: a key head is a retrieval head if the queries of the last `window` entries
+give more than `share` of their attention, in the mean, to what a streaming head would drop. Entries
+go once.
 """
 
 from __future__ import annotations
@@ -56,8 +52,8 @@ class DuoAttention(HeadwiseMethod):
         return self.budget - self.sinks
 
     def remember(self, layer: CachedLayer) -> Tensor:
-        """1 and the share of its attention that a head gives to what streaming drops, `[R, H, S]`,
-        alike for all entries; 0 as long as it would drop nothing.
+        """1 and a head's share of attention for what streaming drops, `[R, H, S]`, 0 if it drops
+        none.
         """
         if layer.total is None:
             known = layer.keys.new_zeros(*layer.keys.shape[:2], 1, dtype=torch.float32)

@@ -1,14 +1,9 @@
-"""ExpectedAttention: what queries to come are expected to attend to.
-
-A. Devoto, M. Jeblick, S. Jegou, "Expected Attention: KV Cache Compression by Estimating Attention
-from Future Queries Distribution", 2025 (arXiv:2510.00636), section 3. Queries of a head are taken
-as normally distributed. The attention that a key k is expected to receive is then in proportion to
-exp(mu k / sqrt(d) + k S k / 2d), with the mean mu and the covariance S of queries; it is multiplied
-by the norm of the value. The first entries, whose states are unlike others, are not among the
-queries, and stay.
-
-mu and S are those of queries before their rotation, rotated by the mean over the next 512
-positions; here queries are turned on to the prompt's end, and from there on.
+"""ExpectedAttention: A. Devoto, M. Jeblick, S. Jegou, 2025 (arXiv:2510.00636), section 3. With
+normally distributed queries, mean mu and covariance S, a key k is expected to receive attention in
+proportion to exp(mu k / sqrt(d) + k S k / 2d), which is multiplied by the norm of the value. The
+first entries, whose states are unlike others, are not among the queries, and stay. mu and S are
+those of queries before their rotation, rotated by the mean over the next 512 positions; here
+queries are turned on to the prompt's end, and from there on.
 
 Departures: the last `window` queries count, in the paper all: at half of the cache 98.8 % of what
 stays is what kvpress 0.5.5 keeps, 99.9 % with a window of all (SmolLM2-135M, four prompts of 500 to

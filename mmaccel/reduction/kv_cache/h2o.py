@@ -1,13 +1,9 @@
-"""H2O: the entries that the whole prompt attends to, and the most recent ones.
-
-Z. Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
-Models", NeurIPS 2023 (arXiv:2306.14048), section 4 and algorithm 1. An entry's score is the
-attention that it has received from all queries so far. The entries with the highest scores, the
-heavy hitters, stay, and beside them the last ones, half of the budget each.
+"""H2O: Z. Zhang et al., NeurIPS 2023 (arXiv:2306.14048), section 4 and algorithm 1. An entry's
+score is the attention that it has received from all queries so far; half of the budget is for the
+last ones.
 
 Departures: the paper evicts one entry for every new token; here entries go when the prompt is
-processed, and in rounds of `every` tokens where that is given. Query heads vote together for their
-key head.
+processed, and in rounds of `every` tokens. Query heads vote together for their key head.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Methods under which heads keep different numbers of entries.
-
-`HeadwiseMethod` says which entries stay in each head, `ThresholdMethod` those whose scores reach a
-threshold, so that a text with little to remember leaves little. Recent entries, ragged rows and
-order are written here, memory in `mmaccel.pipelines.hosts.layers.store`.
-"""
+"""Methods under which heads keep different numbers of entries."""
 
 from __future__ import annotations
 

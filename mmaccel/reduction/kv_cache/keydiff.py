@@ -1,11 +1,8 @@
-"""KeyDiff: the entries whose keys are unlike the others.
+"""KeyDiff: J. Park et al., 2025 (arXiv:2504.15364), section 3. An entry's score is how far its key
+points away from the anchor, the mean of all keys at length one. No attention is looked at.
 
-J. Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
-Resource-Constrained Environments", 2025 (arXiv:2504.15364), section 3. An entry's score is how far
-its key points away from the anchor, the mean of all keys at length one. No attention is looked at.
-
-Departures: the paper processes a prompt in blocks and evicts after each; here entries go once, when
-the prompt is processed. A row's last entry stays.
+Departures: the paper processes a prompt in blocks and evicts after each; here entries go once, and
+a row's last one stays.
 """
 
 from __future__ import annotations

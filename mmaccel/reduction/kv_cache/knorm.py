@@ -1,12 +1,8 @@
-"""KNorm: the entries whose keys are short.
-
-A. Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression", EMNLP
-2024 (arXiv:2406.11430), section 3. In models that were looked at, keys of a small norm receive much
-attention. The first two layers do not follow the rule and keep everything.
+"""KNorm: A. Devoto et al., EMNLP 2024 (arXiv:2406.11430), section 3. The first two layers do not
+follow the rule and keep everything.
 
 Departures: the paper evicts one entry for every new token beyond the budget; here entries go when
-the prompt is processed, and in rounds of `every` tokens where that is given. A row's last entry
-stays.
+the prompt is processed, and in rounds of `every` tokens. A row's last entry stays.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""KVzap: in each head, the entries whose scores are above a threshold.
-
-S. Jegou, M. Jeblick, "KVzap: Fast, Adaptive, and Faithful KV Cache Pruning", 2026
-(arXiv:2601.07891), with the rule of A. Lancucki et al., "Inference-Time Hyper-Scaling with KV Cache
-Compression", 2025 (arXiv:2506.05345): entries whose score is below a threshold go, except for the
-last ones. A score is the logarithm of the attention that an entry will receive times the size of
-what it then adds. How much stays follows from the text, for each row, layer and head.
-
-The paper's score is predicted from the hidden states that a layer's attention reads, by a network
-that was trained for the model: `scorer` is the file of one. Without it the score needs no training:
-it is measured on the queries of the last `window` entries, the most that one of them gives to an
-entry, times the length of its value in proportion to the row's mean. Thresholds of the one are not
-those of the other.
+"""KVzap: S. Jegou, M. Jeblick, 2026 (arXiv:2601.07891), with the rule of A. Lancucki et al., 2025
+(arXiv:2506.05345): entries whose score is below a threshold go, except for the last ones. A score
+is the logarithm of the attention that an entry will receive times the size of what it then adds.
+`scorer` is a network that predicts it from the hidden states that a layer's attention reads.
+Without one it is measured on the queries of the last `window` entries: the most that one of them
+gives to an entry, times the length of its value in proportion to the row's mean.
 
 Departures: without `every` entries go once, when the prompt is processed; with it they go in
 rounds, where the paper drops each when it leaves the last ones.
@@ -39,12 +32,11 @@ class KVzap(ThresholdMethod):
     Args:
         budget: the last entries, which stay in every head; without a scorer the window among them.
         threshold: the least score of an entry that stays, a natural logarithm: -7 is a thousandth
-            of a query's attention to a value of mean length. For published scorers kvpress'
-            example has -3.
+            of a query's attention to a value of mean length. For published scorers kvpress' example
+            has -3.
         window: how many of the last queries are looked at, where there is no scorer.
-        scorer: a file of safetensors with the trained scorer of the model, or a folder with its
-            `model.safetensors`, in kvpress' layout (`layers.7.weight` and the like); None measures
-            scores.
+        scorer: the model's trained scorer, a file of safetensors in kvpress' layout or a folder
+            with its `model.safetensors`; None measures scores.
 
     Loses: where memory has to be known beforehand; attention runs part by part in torch. Published
     scorers were not at hand; thresholds of theirs are not those of measured scores.

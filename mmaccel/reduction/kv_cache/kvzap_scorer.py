@@ -1,9 +1,8 @@
 """KVzap's trained scorers: networks that make a score for each key head of hidden states.
 
-A scorer is a file of safetensors as kvpress writes it (`nvidia/KVzap-linear-Qwen3-8B`,
+A file of safetensors as kvpress writes it (`nvidia/KVzap-linear-Qwen3-8B`,
 `nvidia/KVzap-mlp-Qwen3-8B` and others on the hub): `layers.7.weight` and `layers.7.bias` of a
-linear map, or `layers.7.0.…` and `layers.7.2.…` of two with GELU between. The sizes are those of
-its tensors.
+linear map, or `layers.7.0.…` and `layers.7.2.…` of two with GELU between.
 """
 
 from __future__ import annotations

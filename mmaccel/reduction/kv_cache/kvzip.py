@@ -1,10 +1,6 @@
-"""KVzip: the entries with which a model can repeat its prompt.
-
-J.-H. Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", NeurIPS
-2025 (arXiv:2505.23416), section 3. What a model needs to say its prompt again, it needs for any
-question. The prompt is fed a second time, piece by piece behind itself; an entry's score is the
-most attention that it receives from an entry of the repetition. All heads of all layers share a
-budget: the highest scores stay.
+"""KVzip: J.-H. Kim et al., NeurIPS 2025 (arXiv:2505.23416), section 3. The prompt is fed a second
+time, piece by piece behind itself; an entry's score is the most attention that it receives from an
+entry of the repetition. All heads of all layers share a budget: the highest scores stay.
 
 Departures: the paper puts an instruction before every piece; here are no words, so that any
 vocabulary serves (10 questions, SmolLM2-135M: 9 right at a tenth with words and 9 without). The
@@ -63,9 +59,7 @@ class KVzip(HeadwiseMethod):
         return layer.total.masked_fill(is_end, float("inf"))
 
     def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """The highest scores of all heads `[R, L, H, S]`, as many as their budgets hold together; a
-        host synchronisation.
-        """
+        """The highest scores of all heads `[R, L, H, S]`; a host synchronisation."""
         index = torch.arange(scores.shape[3], device=scores.device)
         is_entry = index < lengths[:, None, None, None]
         budget = lengths.clamp(max=self.budget)[:, None] * (scores.shape[1] * scores.shape[2])

@@ -1,9 +1,6 @@
-"""LineKV: an image is drawn row by row, and each row decides what the next ones need.
-
-Z. Qin et al., "Autoregressive Image Generation Needs Only a Few Lines of Cached Tokens" (LineAR),
-2025 (arXiv:2512.04857). Tokens of an image attend to its beginning (the prompt and the first ones,
-their anchors), to the last rows, and to a few between. Neighbouring rows attend alike: when a row
-is finished, what it attends to stays, and what it does not is of no use to the rows below.
+"""LineKV: Z. Qin et al., LineAR, 2025 (arXiv:2512.04857). Tokens of an image attend to its
+beginning, to the last rows, and to a few between. Neighbouring rows attend alike: when a row is
+finished, what it attends to stays.
 
 Departures: written from the paper's description; its code is not public. Each key head chooses
 alone. A finished row's last token is processed with the first of the next, so that a round ends one

@@ -1,9 +1,5 @@
-"""MorphKV: a cache of constant size, by what the most recent entries attend to.
-
-R. Ghadia et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in
-LLMs", ICML 2025 (arXiv:2503.00979), section 3. The last `window` entries stay, and of those before
-them what they attend to. Nothing is added up over a whole text, so that old entries have no
-advantage; as the answer goes on, other entries become recent, and choose anew among what is left.
+"""MorphKV: R. Ghadia et al., ICML 2025 (arXiv:2503.00979), section 3. The last `window` entries
+stay, and of those before them what they attend to; nothing is added up over a whole text.
 
 Departures: the paper evicts one entry for every new token; here a round of `every` tokens evicts as
 many, and what goes is attended to for a round more. Votes of the window are added up (the paper's

@@ -1,9 +1,6 @@
-"""PyramidKV: SnapKV with a larger budget in lower layers.
-
-Z. Cai et al., "PyramidKV: Dynamic KV Cache Compression Based on Pyramidal Information Funneling",
-2024 (arXiv:2406.02069), section 4. Lower layers gather from everywhere, higher ones from a few
-entries: budgets fall from layer to layer by equal steps. The mean over layers is the budget, and
-the last layer has 1 / `slope` of it, beside the observation window.
+"""PyramidKV: Z. Cai et al., 2024 (arXiv:2406.02069), section 4. Budgets fall from layer to layer by
+equal steps. Their mean is the budget, and the last layer has 1 / `slope` of it, beside the
+observation window.
 
 Departures: those of SnapKV. A row that is shorter than the first layer's budget gets what it has
 there, and the last layer what that saves, as in the authors' code; so that rows of the budget's

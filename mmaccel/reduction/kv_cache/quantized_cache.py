@@ -1,10 +1,6 @@
-"""QuantizedCache: older entries in 8 or 4 bits, keys by channel and values by entry.
-
-Z. Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024
-(arXiv:2402.02750), section 3 and algorithm 1. A few channels of keys are large in all entries:
-keys share a scale along a channel, over a group of entries, and what one channel loses does not
-spread to others. Values have no such channels: each entry has a scale of its own. Both are
-asymmetric: `least + scale * code`. The newest entries stay whole.
+"""QuantizedCache: Z. Liu et al., "KIVI", ICML 2024 (arXiv:2402.02750), section 3 and algorithm 1. A
+few channels of keys are large in all entries, so that keys share a scale along a channel, over a
+group of entries; each entry's value has its own. Both are asymmetric: `least + scale * code`.
 
 Departures: 8 or 4 bits. Where no kernel runs, a layer is unpacked for a pass, which saves memory
 and not time. A value's scale is that of a whole head. The newest entries are at least `residual`

@@ -1,10 +1,6 @@
-"""RaaS: entries that have not been attended to for the longest time go.
-
-J. Hu et al., "RaaS: Reasoning-Aware Attention Sparsity for Efficient LLM Reasoning", 2025
-(arXiv:2502.11147), section 3. While an answer is reasoned out, what it has concluded is attended to
-for a while and then never again, and the prompt is attended to now and then. An entry has a time
-stamp: when it last received more than a threshold of a query's attention. The entries with the
-oldest stamps go; those of the prompt never do.
+"""RaaS: J. Hu et al., 2025 (arXiv:2502.11147), section 3. An entry has a time stamp: when it last
+received more than a threshold of a query's attention. The oldest stamps go; those of the prompt
+never do.
 
 Departures: a round of `every` tokens evicts as many entries, where the paper evicts a page when the
 budget is full; what goes is attended to for a round more. The threshold is that of a review of the

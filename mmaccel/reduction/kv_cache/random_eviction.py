@@ -1,7 +1,4 @@
-"""RandomEviction: a random choice of entries, a control.
-
-Source: the baseline of every paper on eviction. A method that is not better than it on some task
-has chosen nothing there.
+"""RandomEviction: a random choice of entries, a control; the baseline of every paper on eviction.
 
 Departures: none. Numbers come from a counter-based generator, so that the choice for an entry
 depends on the seed, its layer, head and index, and on nothing else of a batch.

@@ -1,10 +1,6 @@
-"""SnapKV: the entries that the end of the prompt attends to.
-
-Y. Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", 2024
-(arXiv:2404.14469), section 4 and listing 1. The queries of the last `window` entries, the
-observation window, vote for the entries before them with their attention; votes are averaged over
-`kernel` neighbours, so that what stands beside an important entry stays, too. The observation
-window itself stays.
+"""SnapKV: Y. Li et al., 2024 (arXiv:2404.14469), section 4 and listing 1. The queries of the last
+`window` entries, the observation window, vote for the entries before them with their attention;
+votes are averaged over `kernel` neighbours. The observation window itself stays.
 
 Departures: query heads vote together for their key head. `kernel` is that of the authors' runs on
 LongBench, 7, which take the largest vote instead of the mean; 5, their code's, cuts numbers of four

@@ -1,12 +1,6 @@
-"""StreamingLLM: the first entries and the most recent ones.
-
-G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024
-(arXiv:2309.17453), section 3.2. The first entries attract attention whatever they say; without them
-the distribution of attention that the model was trained on is lost.
-
-The paper counts positions inside the cache, and `rerotate` does so. The rotation of kept keys is
-taken back and that of consecutive positions applied, as in Z. He et al., "Let the Code LLM Edit
-Itself When You Edit the Code", ICLR 2025 (arXiv:2407.03157, PIE); new entries go on behind them.
+"""StreamingLLM: G. Xiao et al., ICLR 2024 (arXiv:2309.17453), section 3.2. With `rerotate`
+positions are counted inside the cache, as in the paper: the rotation of kept keys is taken back and
+that of consecutive positions applied, as in Z. He et al., "PIE", ICLR 2025 (arXiv:2407.03157).
 
 Departures: the paper moves the window on with every token. Here entries go when the prompt is
 processed, and in rounds of `every` tokens; kept keys keep their positions unless `rerotate` is

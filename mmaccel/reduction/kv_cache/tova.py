@@ -1,11 +1,8 @@
-"""TOVA: what the last entry attends to.
-
-M. Oren et al., "Transformers are Multi-State RNNs", EMNLP 2024 (arXiv:2401.06104), section 3.2.
-Token omission via attention: the entries to which the newest token attends least, in the mean of
-all heads, go. Neither the first entries nor the recent ones are kept for where they stand.
+"""TOVA: M. Oren et al., EMNLP 2024 (arXiv:2401.06104), section 3.2. The entries to which the newest
+token attends least, in the mean of all heads, go, wherever they stand.
 
 Departures: the paper evicts one entry for every new token; here entries go when the prompt is
-processed, and in rounds of `every` tokens where that is given.
+processed, and in rounds of `every` tokens.
 """
 
 from __future__ import annotations

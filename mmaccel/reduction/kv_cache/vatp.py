@@ -1,10 +1,6 @@
-"""VATP: attention received, times the size of the value.
-
-Z. Guo, H. Kamigaito, T. Watanabe, "Attention Score Is Not All You Need for Token Importance
-Indicator in KV Cache Reduction: Value Also Matters", EMNLP 2024 (arXiv:2406.12335), section 4. What
-an entry adds to the output is its attention times its value, so that the attention of H2O is
-multiplied by the l1 norm of the value. The first entries attract much attention and have tiny
-values; they stay in any case.
+"""VATP: Z. Guo, H. Kamigaito, T. Watanabe, EMNLP 2024 (arXiv:2406.12335), section 4. H2O's
+attention is multiplied by the l1 norm of the value. The first entries, which attract much attention
+and have tiny values, stay in any case.
 
 Departures: those of H2O.
 """

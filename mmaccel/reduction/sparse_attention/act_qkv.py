@@ -1,11 +1,6 @@
-"""ActQKV: one probe query speaks for a window, made of the tokens that stand out from it.
-
-Q. Xiao et al., "Activation-aware Probe-Query: Effective Key-Value Retrieval for Long-Context LLMs
-Inference", 2025 (arXiv:2502.13542), section 3. The activation bias of a token is the squared
-distance of its query from the window's mean, divided by the variance. The probe is the mean of the
-window's queries, weighted by it; blocks are ranked by the product of the probe and their mean key.
-A layer whose scores are spread over many blocks, of high entropy, reads more of them than one whose
-scores single out a few (the dynamic cut-off).
+"""ActQKV: Q. Xiao et al., 2025 (arXiv:2502.13542), section 3. The probe is the mean of the window's
+queries, weighted by their activation bias: the squared distance from the window's mean, divided by
+the variance. A layer whose scores are of high entropy reads more blocks (the dynamic cut-off).
 
 Departures: the windows are those of decoding, not of a prompt, which attends to everything. Each
 query head has a probe, and a block counts with the best of those that read its key head; in a

@@ -1,14 +1,9 @@
 """The contract of sparse attention: at every pass a method chooses the blocks that a layer reads.
 
-A method is a frozen dataclass with `choose`, which sees a layer in blocks (`LayerBlocks`). Most
-methods are a `BlockScorer`: they summarise blocks of cached keys, score the summaries, and the
-blocks with the highest scores are read. The executor (`pipelines.hosts.layers.sparse`) keeps the
-summaries: they follow the cache as it is written, and a window that is rolled back is summarised
-anew. The blocks of the window itself are always read. Nothing is evicted, so that the next pass may
-choose other blocks.
-
-What a method knows of earlier passes of a run is in a `LastChoice` of each layer, which the
-executor holds: the method itself never changes.
+A method is a frozen dataclass with `choose`, which sees a layer in blocks (`LayerBlocks`). A
+`BlockScorer` summarises blocks of cached keys, and the blocks whose summaries score highest are
+read, beside those of the window. The executor (`pipelines.hosts.layers.sparse`) keeps the
+summaries, makes them anew where a window is rolled back, and holds a `LastChoice` of each layer.
 
 All methods are relaxed, and what a pass attends to depends on all queries of its window: a policy
 on top is measured, not proven, unless the blocks that are read are all that there are.
@@ -36,10 +31,8 @@ from mmaccel.results import Exactness
 
 @dataclass
 class LastChoice:
-    """What a layer's method keeps for the next pass of the run.
-
-    Where steps are captured the tensors are those of an earlier run, and hold NaN (nothing, if
-    they are bools) before the first choice.
+    """What a layer's method keeps for the next pass of the run; in captured steps NaN (or False)
+    before the first choice.
     """
 
     probe: Tensor | None = None  # [R, C], what the choice was made for
@@ -81,19 +74,15 @@ class LayerBlocks:
         queries: `[R, H, G W, D]`, of all query heads that read a key head; G by G.
         keys: `[R, H, S, D]`, what the layer holds, the pass's own included.
         summaries: `[R, H, N, C]`; None of methods that have none.
-        size: P.
+        size, width, scale: P, W, and what scores are multiplied by.
         is_real: `[R, S]` bool, entries that hold something.
-        is_own: `[R, N]` bool, blocks that the pass writes in; those that hold something are read.
+        is_own, n_own: `[R, N]` bool, blocks that the pass writes in; how many at most.
         start: `[R]` int64, cache index of each row's first query.
         begins: `[R]` int64, the same of the run's first pass: the prompt stands before it.
-        width: W.
-        n_own: blocks that the pass writes in, at most.
-        scale: of the scores.
         is_first: whether the layer has not chosen before in the run; False unless `reads_back`.
         reads_back: whether tensors may be read on the host, as those of captured steps may not.
         last: what the layer's method has kept.
-        lasts: that of all layers that have chosen, by number; a layer before this one has chosen
-            in this pass.
+        lasts: that of layers that have chosen, by number; those before this one did in this pass.
     """
 
     layer: int
@@ -144,8 +133,8 @@ class LayerBlocks:
 
         Args:
             scores: `[R, H, N]`; those of blocks that hold nothing do not count.
-            budget: the fraction of a row's blocks, those that are kept included.
-            budgets: `[R]`, the fraction of each row where they differ, at most `budget`.
+            budget: the fraction of a row's blocks, those that are kept included; `budgets` `[R]`
+                has that of each row where they differ, at most `budget`.
         """
         scores = scores.masked_fill(~self.holds[:, None], float("-inf"))
         scores = scores.masked_fill(self.is_kept, float("inf"))
@@ -179,13 +168,11 @@ class AttentionMethod(Method, ABC):
     slot = "attention"
     shares_layers: ClassVar[bool] = False
     """Whether layers read what another has chosen: then all must hold the same entries."""
+    # whether it chooses for the queries of a prompt; later passes then attend to everything
     chooses_prompts: ClassVar[bool] = False
-    """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
+    # where `block_scores` and `choose_blocks` do what `choose` does: the kind of the summaries; not
+    # inherited, as a child may score otherwise
     summary: ClassVar[Kind | None] = None
-    """Where `block_scores` and `choose_blocks` do what `choose` does: the kind of the summaries.
-
-    It is not inherited: a child may score otherwise.
-    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -230,9 +217,7 @@ class AttentionMethod(Method, ABC):
         return self.budget >= 1
 
     def most(self, n_blocks: int, n_own: int) -> int:
-        """How many of `n_blocks` a head reads at most, which is the length of the lists on a GPU;
-        `n_own`, in which a pass writes at most, are read in any case.
-        """
+        """How many of `n_blocks` a head reads at most, those included that the pass writes in."""
         return n_blocks
 
     def source(self, layer: int) -> int:
@@ -245,8 +230,7 @@ class AttentionMethod(Method, ABC):
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor | None:
         """Summaries `[R, H, N, C]` of blocks of keys `[R, H, N, P, D]`; None where there are none.
-
-        `is_real` is `[R, 1, N, P, 1]` bool, False for entries that hold nothing yet.
+        `is_real` `[R, 1, N, P, 1]` is False for entries that hold nothing yet.
         """
         return None
 
@@ -264,9 +248,8 @@ class BlockScorer(AttentionMethod):
         """See `AttentionMethod.summarise`."""
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """`[R, H, N]`, how much queries `[R, H, G W, D]` want blocks of summaries `[R, H, N, C]`.
-
-        The largest product with a query, where a child says nothing else.
+        """`[R, H, N]` of queries `[R, H, G W, D]` and summaries `[R, H, N, C]`: the largest
+        product.
         """
         return (queries @ summaries.mT).amax(2)
 
@@ -283,10 +266,7 @@ class BlockScorer(AttentionMethod):
 
 
 def count_highest(n_blocks: int, n_own: int, budget: float) -> int:
-    """How many blocks `LayerBlocks.highest` chooses at most; see `AttentionMethod.most`.
-
-    One more than the fraction rounded up: in float32, where it is rounded, it may be larger.
-    """
+    """How many blocks `LayerBlocks.highest` chooses at most; one more, as float32 rounds up."""
     return min(max(int(n_blocks * budget) + 2, n_own + 1), n_blocks)
 
 
@@ -298,12 +278,9 @@ class PromptBlocks:
     tiles; the rest as in `LayerBlocks`.
 
     Attributes:
-        layer: its number, as in `LayerBlocks`.
         queries: `[R, H, G, N P, D]`, zero where there is no entry.
         keys: `[R, H, N P, D]`, zero where there is no entry.
         lengths: `[R]` int64, entries of each row's prompt.
-        size: P.
-        scale: of the scores.
     """
 
     layer: int
@@ -344,11 +321,8 @@ class PromptBlocks:
         return (queries @ keys[:, :, None].mT).amax(2)
 
     def highest(self, scores: Tensor, budget: float) -> Tensor:
-        """`[..., N, N]` bool: of each tile the blocks with the highest scores, the kept included.
-
-        Args:
-            scores: `[..., N, N]` of tiles and blocks.
-            budget: the fraction of the blocks that a tile may see.
+        """`[..., N, N]` bool of scores of this shape: of each tile the fraction `budget` of the
+        blocks with the highest scores, the kept included.
         """
         scores = scores.masked_fill(~self.is_before, float("-inf"))
         scores = scores.masked_fill(self.is_kept, float("inf"))
@@ -360,9 +334,7 @@ class PromptBlocks:
 
 @dataclass(frozen=True)
 class PromptMethod(AttentionMethod):
-    """Base of methods that choose which blocks of a prompt its own queries see.
-
-    Passes after the prompt's attend to everything.
+    """Base of methods that choose which blocks of a prompt its own queries see; later ones see all.
 
     Args:
         budget: the fraction of the blocks before it that a tile of queries sees, in (0, 1].

@@ -1,8 +1,5 @@
-"""DHSA: the blocks whose length-normalised mean key matches a query.
-
-"Long-Context Modeling with Dynamic Hierarchical Sparse Attention for On-Device LLMs", 2025
-(arXiv:2510.24606). A chunk's summary is the mean of its keys times the square root of its length,
-so that neither long nor short chunks are preferred for their length.
+"""DHSA: "Long-Context Modeling with Dynamic Hierarchical Sparse Attention", 2025
+(arXiv:2510.24606). A chunk's summary is the mean of its keys times the square root of its length.
 
 Departures: the paper cuts the text into chunks of changing lengths, at boundaries that a trained
 network predicts; here all blocks have `block` entries. Each query of a window is compared itself,

@@ -1,10 +1,6 @@
-"""HiP: the best blocks are found by descending a tree, with one key for each branch.
-
-H. Lee et al., "A Training-Free Sub-Quadratic Cost Transformer Model Serving Framework with
-Hierarchically Pruned Attention", ICLR 2025 (arXiv:2406.09827), section 3. Keys that stand near each
-other tend to have similar scores, so that the key in the middle of a chunk speaks for it. A row is
-cut into 2k chunks; the k with the best middle keys are cut in half, and so on, until each is a
-block.
+"""HiP: H. Lee et al., ICLR 2025 (arXiv:2406.09827), section 3. The key in the middle of a chunk
+speaks for it. A row is cut into 2k chunks; the k with the best middle keys are cut in half, and so
+on.
 
 Departures: chunks end at single blocks and not at single tokens. The queries of a window, and of
 all query heads that read a key head, descend together: a chunk counts with its best score. The

@@ -1,9 +1,5 @@
-"""LocalWindow: the first entries, and those near a query, in one dimension or on a grid.
-
-I. Beltagy, M. Peters, A. Cohan, "Longformer", 2020 (arXiv:2004.05150), section 3.1 (sliding
-windows); G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024
-(arXiv:2309.17453) (the first entries are read, too). On a grid that is written row by row, a token
-is near those of the rows above it, which stand a whole row apart in the cache.
+"""LocalWindow: I. Beltagy, M. Peters, A. Cohan, "Longformer", 2020 (arXiv:2004.05150), section 3.1
+(sliding windows); G. Xiao et al., ICLR 2024 (arXiv:2309.17453) (the first entries).
 
 Departures: nothing is evicted, and whole blocks are read, so that a query sees what else is in
 them. On a grid the prompt is read in any case, and neighbours are counted across the border of a
@@ -66,9 +62,7 @@ class LocalWindow(AttentionMethod):
         return ((is_near > 0) | is_prompt)[:, None]
 
     def most(self, n_blocks: int, n_own: int) -> int:
-        """Those of the first entries, of the window and of the pass; on a grid any, as the prompt
-        may be of any length.
-        """
+        """Those of the first entries, of the window and of the pass; on a grid any."""
         if self.columns:
             return n_blocks
         n_sinks = -(-self.sinks // self.block)

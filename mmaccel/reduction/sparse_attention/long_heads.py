@@ -1,10 +1,6 @@
-"""LongHeads: every head reads the blocks whose representative key matches its query.
-
-Y. Lu et al., "LongHeads: Multi-Head Attention is Secretly a Long Context Processor", 2024
-(arXiv:2402.10685), section 2. Heads look at different parts of a text, so that each has a list of
-its own. A block's representative is not its mean: the entries of the block attend to each other,
-the mean of what they get is a query, and the representative is what this query gets of the block's
-keys. Keys that others attend to weigh more in it.
+"""LongHeads: Y. Lu et al., 2024 (arXiv:2402.10685), section 2. The entries of a block attend to
+each other, the mean of what they get is a query, and the representative is what this query gets of
+the block's keys.
 
 Departures: the published code lets the mean of attended *values* query the keys; here what is
 attended to are keys in both steps, and keys attend in place of cached tokens' queries. Positions

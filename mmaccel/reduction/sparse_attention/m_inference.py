@@ -1,10 +1,6 @@
-"""MInference: each head of a prompt's layers follows one of three patterns, found by calibration.
-
-H. Jiang et al., "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse
-Attention", NeurIPS 2024 (arXiv:2407.02490), section 3. Heads look at the beginning and nearby
-("A-shape"), at some columns and some distances ("vertical-slash"), or at blocks here and there
-("block"). The columns and distances are those that the last queries of the prompt attend to; the
-blocks are found with mean queries and mean keys.
+"""MInference: H. Jiang et al., NeurIPS 2024 (arXiv:2407.02490), section 3: the beginning and nearby
+("A-shape"), columns and distances that the prompt's last queries attend to ("vertical-slash"), or
+blocks found with mean queries and mean keys ("block").
 
 Departures: the paper searches each head's pattern once, on a text. Here every prompt calibrates: a
 key head takes the pattern that keeps most of the last queries' attention, each with `budget` of the

@@ -1,14 +1,10 @@
-"""Quest: the blocks of keys in which a query can find a high score.
-
-J. Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024
-(arXiv:2406.10774), section 3.3 and algorithm 1. The smallest and the largest key of a block, number
-by number, bound the score of every key in it:
+"""Quest: J. Tang et al., ICML 2024 (arXiv:2406.10774), section 3.3 and algorithm 1. A block's
+smallest and largest keys bound the score of every key in it:
 
     q . k <= sum over d of max(q_d min_d, q_d max_d) = relu(q) . max - relu(-q) . min
 
-Departures: a pass has W queries and a key head has G query heads; a block counts with the largest
-bound of all of them, as all of them read the blocks together. The budget is a fraction of a row's
-blocks and not a number of positions.
+Departures: a block counts with the largest bound of all W queries and G query heads that read it.
+The budget is a fraction of a row's blocks and not a number of positions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""TidalDecode: a few layers choose blocks, the layers between read the same ones.
-
-L. Yang et al., "TidalDecode: Fast and Accurate LLM Decoding with Position Persistent Sparse
-Attention", ICLR 2025 (arXiv:2410.05076), section 3. The keys with the highest scores are largely
-the same in consecutive layers. Two layers attend to everything and remember the highest scores; the
-layers after each of them read what it has found.
+"""TidalDecode: L. Yang et al., ICLR 2025 (arXiv:2410.05076), section 3. Two layers attend to
+everything and remember the highest scores; the layers after each of them read what it has found.
 
 Departures: the paper chooses tokens for each query head; here a block counts with the highest score
 of its entries, for any query of the window and any query head that reads the key head
@@ -34,10 +30,10 @@ class TidalDecode(AttentionMethod):
 
     Args:
         first_layer: the first layer that chooses; it and those before it attend to everything.
-        reselect: the layer that chooses anew, after `first_layer`; it attends to everything, too. A
-            model without such a layer keeps the first choice. It decides what is found and differs
-            from model to model: of 13 questions about documents that SmolLM2-135M (30 layers)
-            answers, a quarter of the blocks leaves 2 right with 13, 7 with 17 or 21, 11 with 18.
+        reselect: the layer that chooses anew and attends to everything, too; a model without it
+            keeps the first choice. The best one differs from model to model: of 13 questions that
+            SmolLM2-135M (30 layers) answers, a quarter of the blocks leaves 2 right with 13, 7 with
+            17 or 21, 11 with 18.
 
     Loses: in models of few layers, and with another layer than the model's: try some with `mmaccel
     evaluate cache`. Refused beside eviction.

@@ -1,10 +1,5 @@
-"""TokenSelect: all heads vote for the keys they attend to; similar queries read the same again.
-
-W. Wu et al., "TokenSelect: Efficient Long-Context Inference and Length Extrapolation for LLMs via
-Dynamic Token-Level KV Cache Selection", 2024 (arXiv:2411.02886), sections 4.2 and 4.3. Scores of
-different heads differ in size, so that each head's softmax votes, and the votes of all heads
-together choose for all. While a query is similar to the one that was chosen for, its choice is
-read again.
+"""TokenSelect: W. Wu et al., 2024 (arXiv:2411.02886), sections 4.2 and 4.3. The votes are each
+head's softmax.
 
 Departures: the paper chooses tokens; here a block has the votes of its entries. The queries of a
 window vote together, and their mean is compared. Blocks of the window itself, and the first block,
@@ -43,8 +38,8 @@ class TokenSelect(AttentionMethod):
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with most votes, alike for all heads: `[R, 1, N]` bool.
 
-        Cost: scores of all keys where a row chooses anew, which a host synchronisation finds out;
-        in captured steps at every pass.
+        Cost: scores of all keys where a row chooses anew, in captured steps at every pass; a host
+        synchronisation.
         """
         probe = blocks.queries.unflatten(2, (-1, blocks.width)).mean(3).flatten(1)  # [R, H G D]
         last = blocks.last

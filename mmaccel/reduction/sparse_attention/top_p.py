@@ -1,9 +1,6 @@
-"""TopP: of every query the fewest blocks that have a share p of its estimated attention.
-
-C. Lin et al., "Twilight: Adaptive Attention Sparsity with Hierarchical Top-p Pruning", 2025
-(arXiv:2502.02770), sections 3 and 4. A fixed number of blocks is too many for a head that looks at
-one place, and too few for one that looks everywhere. So the weights of a query are estimated, a
-base method leaves candidates, and of those the fewest are kept whose weights sum up to p.
+"""TopP: C. Lin et al., "Twilight", 2025 (arXiv:2502.02770), sections 3 and 4. The weights of a
+query are estimated, and of the candidates that a base method leaves the fewest are kept whose
+weights sum up to p.
 
 Departures: the paper estimates the weights of tokens with 4-bit keys; here a block's weight is that
 of its entries at their mean score, or at the bound of `Quest`. Candidates are the `budget` blocks

@@ -1,9 +1,5 @@
-"""VideoChunks: of a long prompt each chunk sees itself whole, and little of the chunks before it.
-
-M. Qin et al., "Video-XL-2: Towards Very Long-Video Understanding Through Task-Aware KV
-Sparsification", 2025 (arXiv:2506.19225), section 3 (chunk-based pre-filling). Neighbouring frames
-belong together: attention within a chunk is full, attention between chunks is sparse, and the
-question behind the video sees everything.
+"""VideoChunks: M. Qin et al., "Video-XL-2", 2025 (arXiv:2506.19225), section 3 (chunk-based
+pre-filling).
 
 Departures: chunks are counted in entries from the beginning of the prompt, text included. Between
 chunks a tile sees the blocks whose mean key matches its mean query best; the paper's model was

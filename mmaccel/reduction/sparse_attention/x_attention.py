@@ -1,11 +1,7 @@
-"""XAttention: sums along antidiagonals of the attention map say which blocks of a prompt matter.
-
-R. Xu et al., "XAttention: Block Sparse Attention with Antidiagonal Scoring", ICML 2025
-(arXiv:2503.16428), section 2. A line that goes through a block from its lower left to its upper
-right crosses every vertical and every slanting line of the map. So every `stride`-th antidiagonal
-is summed up, which is a product of strided queries in reverse order with strided keys, the sums of
-a group of queries go through a softmax, and of each tile of queries the fewest blocks are computed
-that have a share of it.
+"""XAttention: R. Xu et al., ICML 2025 (arXiv:2503.16428), section 2. An antidiagonal of a block
+crosses every vertical and every slanting line of the map. Every `stride`-th is summed up: strided
+queries in reverse order times strided keys. The sums of a group of queries go through a softmax,
+and of each tile of queries the fewest blocks are computed that have a share of it.
 
 Departures: the first block and the tile's own are computed in any case and count first. Query heads
 that read one key head see the union of their blocks. Passes after the prompt's attend to

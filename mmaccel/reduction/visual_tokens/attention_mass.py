@@ -2,9 +2,7 @@
 
 For encoders, whose queries see everything, and for a few queries of a language model; a causal
 window has `mmaccel.kernels.column_mass`. A query's attention is normalised over all keys that it
-sees, the class token and the text included, and only then are the visual tokens picked out:
-normalised over visual tokens alone, a head that does not look at the image would count as much as
-one that does.
+sees, the class token and the text included: else heads that do not look at the image would count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How many tokens stay: exact counts, computed once from whole numbers.
 
-The count of a row is the fraction times its number of tokens, rounded to the nearest (a half is
-rounded up), at least 1. Shares of a count among tiles or frames add up to it: largest remainder (A.
-Hamilton, 1792), the lower index first where remainders are equal. Counts of stages are computed
-from the first stage's count, so that rounding does not add up.
+The fraction of a row's tokens, rounded to the nearest (a half up), is at least 1. Shares of a count
+add up to it: largest remainder (A. Hamilton, 1792), of equal ones the lower index first. Counts of
+stages are computed from the first stage's.
 
 Departures: HiRED's code truncates each tile's share and so spends less than its budget; VidCom2's
 rounds each frame's and so spends more or less.
@@ -71,12 +70,9 @@ def linear(
 
 
 def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
-    """Shares `[B, G]` int64 of a count in proportion to weights, none above its capacity.
-
-    Args:
-        total: `[B]` int64, at most the sum of capacities.
-        weights: `[B, G]` float >= 0. Groups of weight 0 receive what the others cannot hold.
-        capacity: `[B, G]` int64, how many tokens each group has.
+    """Shares `[B, G]` int64 of a count `total` `[B]` int64 in proportion to `weights` `[B, G]`
+    float >= 0, none above its `capacity` `[B, G]` int64, whose sum is enough. Groups of weight 0
+    receive what the others cannot hold.
     """
     room = capacity.double()
     weights = weights.double().where(capacity > 0, 0.0)
@@ -108,10 +104,8 @@ def threshold(scores: Tensor, valid: Tensor, least: float) -> Tensor:
 
 
 def top_p(scores: Tensor, valid: Tensor, p: float) -> Tensor:
-    """How many of the highest scores `[B, N]` (>= 0, attention masses) hold the fraction `p` of
-    their sum: `[B]` int64, at least 1 of a row that has tokens.
-
-    Source: the threshold of Twilight (C. Lin et al., 2025, arXiv:2502.02770) for sparse attention.
+    """How many of the highest scores `[B, N]` (>= 0) hold the fraction `p` of their sum: `[B]`
+    int64, at least 1 of a row with tokens. After Twilight (C. Lin et al., 2025, arXiv:2502.02770).
     """
     mass = scores.double().where(valid, 0.0).sort(dim=1, descending=True).values
     before = mass.cumsum(1) - mass

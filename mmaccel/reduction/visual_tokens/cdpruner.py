@@ -1,18 +1,10 @@
-"""CDPruner: tokens that differ from each other and matter for the question.
-
-Q. Zhang et al., "Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning
-in MLLMs", NeurIPS 2025 (arXiv:2506.10967), section 3: a determinantal point process over the tokens
-with the kernel
-
-    L_ij = r_i s_ij r_j
-
-of similarities s, the cosines of states, and relevance r of the question. The subset whose
-determinant is largest is found greedily (L. Chen, G. Zhang, H. Zhou, "Fast Greedy MAP Inference for
-Determinantal Point Process", NeurIPS 2018, algorithm 1): the next token is the one that has most
-left, when what the chosen ones explain of it is taken away.
-
-Relevance is the mean cosine of a token's state with the question's embeddings, scaled to 0..1 in
-its row, and enters as exp(w r / (2 - 2 w)), so that w = 0 ignores the question.
+"""CDPruner: Q. Zhang et al., NeurIPS 2025 (arXiv:2506.10967), section 3: a determinantal point
+process with the kernel r_i s_ij r_j of the cosines s of states and the relevance r of the question.
+The subset of the largest determinant is found greedily (L. Chen, G. Zhang, H. Zhou, "Fast Greedy
+MAP Inference for Determinantal Point Process", NeurIPS 2018, algorithm 1): next is the token that
+has most left when what the chosen ones explain of it is taken away. Relevance is the mean cosine of
+a token's state with the question's embeddings, scaled to 0..1 in its row, and enters as exp(w r /
+(2 - 2 w)).
 
 Departures: the paper compares pictures and questions in CLIP's common space, where the released
 code takes the *negative* cosine: its patches are alike to what they do not show. Here a question is

@@ -1,8 +1,7 @@
 """What a reducer may look at: the visual tokens of some rows, and the text only on request.
 
-A row is one image, one video, or all visual tokens of one prompt, as the model's stage has it.
-What costs something (keys, attention, text) is a function that a method calls only if it needs it.
-Attention is the mass that each visual token receives, never a map.
+A row is one image, one video, or all visual tokens of one prompt, as the model's stage has it. What
+costs something (keys, attention, text) is a function that a method calls only if it needs it.
 
 Shapes: **B** rows, **N** visual tokens, **C** channels, **H** heads, **D** head width, **T** text
 tokens.
@@ -87,10 +86,9 @@ class VisualContext(Capable):
         return self._keys(layer)
 
     def attention(self, layer: int, queries: Queries, per_head: bool = False) -> Tensor:
-        """Attention that each visual token receives in a layer, `[B, N]` float32, or `[B, H, N]`.
-
-        A query's attention is normalised over all that the query sees, text included; then queries
-        are summed. Layers are the encoder's at its exit; negative ones are counted from its end.
+        """Attention that each visual token receives in a layer, `[B, N]` float32, or `[B, H, N]`,
+        summed over queries; normalised over all that a query sees, text included. Layers are the
+        encoder's at its exit; negative ones are counted from its end.
         """
         self._ask(f"{queries}_attention")
         assert self._attention is not None
@@ -127,13 +125,10 @@ def make_context(
     text: Callable[[], Text] | None = None,
     offers: tuple[str, ...] = (),
 ) -> VisualContext:
-    """A `VisualContext`, with what is left out filled in.
+    """A `VisualContext`, with what is left out filled in: one group, and all of a row's tokens.
 
-    Args:
-        groups: what groups are; None: there is one group.
-        seed: of all rows, or `[B]` int64 of each.
-        queries: which queries `attention` knows.
-        offers: ("pixels",) where x are pixels.
+    `seed` is of all rows, or `[B]` int64 of each; `queries` those that `attention` knows; `offers`
+    is ("pixels",) where x are pixels.
     """
     valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
     whole = torch.zeros_like(valid, dtype=torch.int64)

@@ -1,11 +1,8 @@
 """The contract of a reducer: score the visual tokens, select within a budget, return a `Plan`.
 
 A method is a frozen dataclass with `score` and, where a ranking does not decide alone, `select`.
-Counts, ties, order and the identity at `keep=1` are written once, here and in `budgets`. A reducer
-never sees the model; it looks at a `VisualContext`, and declares in `needs` what must be in it.
-
-All reducers are relaxed: the answer may differ from the one of all tokens. A decoding policy on top
-is as exact as it says *with respect to* the reduced model.
+Counts, ties, order and the identity at `keep=1` are written once, here and in `budgets`. All
+reducers are relaxed; a policy on top is as exact as it says *with respect to* the reduced model.
 """
 
 from __future__ import annotations
@@ -50,13 +47,6 @@ class TokenReducer(Method):
     Args:
         keep: the fraction of a row's visual tokens that stays, in (0, 1]; 1 changes nothing.
         n_keep: the number of a row's visual tokens that stays; rows with fewer keep all.
-
-    Attributes:
-        stage: where the method works.
-        needs_budget: False: a rule of the method says how many tokens stay, and a budget is the
-            most that do.
-        revives: tokens dropped earlier are scored again at every step.
-        restarts: the model runs from its first layer with the tokens that the plan keeps.
     """
 
     keep: float | None = within(
@@ -67,8 +57,10 @@ class TokenReducer(Method):
     stage: ClassVar[Stage] = "encoder_exit"
     exactness: ClassVar[Exactness] = "relaxed"
     slot = "visual_tokens"
+    # False: a rule of the method says how many tokens stay, and a budget is the most that do
     needs_budget: ClassVar[bool] = True
-    revives: ClassVar[bool] = False
+    revives: ClassVar[bool] = False  # tokens dropped earlier are scored again at every step
+    # the model runs from its first layer with the tokens that the plan keeps
     restarts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -106,9 +98,9 @@ class TokenReducer(Method):
         return reasons
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
-        for a method that works once, at the exit of the encoder. Layer L receives: layers 0 ... L-1
-        have run, and scores are those of layer L-1.
+        """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; none at
+        the exit of the encoder. Layer L receives: layers 0 ... L-1 have run, scores are those of
+        layer L-1.
         """
         return ()
 
@@ -252,10 +244,9 @@ UseReducers = (
 
 
 def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
-    """The methods of `visual_tokens=`, in the order in which an image meets their stages.
+    """The methods of `visual_tokens=`, in the order in which an image meets their stages, one each.
 
-    A short name, such as "dart", keeps `mmaccel.catalog.KEEP`. What is done before the encoder and
-    in it is one stage here, and of a stage there is one method.
+    A short name keeps `mmaccel.catalog.KEEP`. Before the encoder and in it is one stage here.
     """
     if given is None:
         return ()

@@ -1,9 +1,6 @@
-"""DART: tokens that do not resemble a few pivots.
-
-Source: Z. Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication
-Matters More", EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual and the text tokens
-with the largest keys by the L1 norm in an early layer. Kept are the visual pivots and, of each
-pivot, the visual tokens least similar to it by the cosine of hidden states.
+"""DART: Z. Wen et al., EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual and the
+text tokens with the largest keys by the L1 norm in an early layer. The visual ones stay, and of
+each pivot the visual tokens least similar to it by the cosine of hidden states.
 
 Departures: the pivots' lists are cut at a common depth such that their union fills the budget; the
 code goes through pivots in the order of a Python set, drops the remainder of the budget, and

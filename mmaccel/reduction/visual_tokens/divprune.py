@@ -1,9 +1,6 @@
-"""DivPrune: the most diverse subset of the visual tokens.
-
-Source: S. R. Alvar, G. Singh, M. Akbari, Y. Zhang, "DivPrune: Diversity-based Visual Token Pruning
-for Large Multimodal Models", CVPR 2025 (arXiv:2503.02175), algorithm 1: start with the token whose
-nearest neighbour is farthest, then again and again add the token that is farthest from all chosen
-ones, by cosine distance.
+"""DivPrune: S. R. Alvar et al., CVPR 2025 (arXiv:2503.02175), algorithm 1: start with the token
+whose nearest neighbour is farthest, then add the one farthest from all chosen ones, by cosine
+distance.
 
 Departures: rows of a batch are chosen together; distances below 1e-6 count as 0, so that equal
 tokens are ordered by index in spite of rounding; for more than 16384 tokens the first one is the

@@ -1,7 +1,4 @@
-"""Average pooling of the grid: a control.
-
-Source: VTC-Bench (2026) finds that plain downsampling of the image beats many compressors; pooling
-the tokens at the exit of the encoder is what it costs no second encoder run to do.
+"""Average pooling of the grid: a control, which costs no second encoder run (VTC-Bench, 2026).
 
 Departures: the count is exact. A grid is cut into bands of rows; the tokens of a group, read band
 by band and to and fro, are cut into parts whose sizes differ by at most one. Where a band divides,

@@ -1,9 +1,7 @@
-"""Downsampling of the image: the encoder sees a smaller image, the language model fewer tokens: a
-control.
+"""Downsampling of the image, so that the encoder makes fewer tokens: a control.
 
-Source: VTC-Bench (2026) finds that downsampling the image before the encoder beats many methods
-that drop or merge tokens after it. Its models were trained on images of several sizes; an encoder
-that has seen one size alone may lose more by this than by pooling after it (`Downsample`).
+Source: VTC-Bench (2026) finds that it beats many methods that drop or merge tokens after the
+encoder. Its models were trained on images of several sizes.
 
 Departures: what is averaged is the processor's result (each tile by itself), and tokens have the
 positions of their places in the full grid. An image that was shrunk before its processor may be cut

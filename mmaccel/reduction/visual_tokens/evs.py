@@ -1,9 +1,6 @@
-"""EVS: tokens that changed since the frame before.
-
-Source: N. Bagrov et al., "Efficient Video Sampling: Pruning Temporally Redundant Tokens for Faster
-VLM Inference" (arXiv:2510.14624), and its form in vLLM (pull request 22980): a token's score is one
-minus its cosine with the token at the same place of the frame before; the first frame stays whole;
-the highest scores of the video stay.
+"""EVS: N. Bagrov et al. (arXiv:2510.14624), and its form in vLLM (pull request 22980): a token's
+score is one minus its cosine with the token at the same place of the frame before; the highest
+scores of the video stay.
 
 Departures: a token without one before it at its place stays like those of the first frame. At a
 budget below the size of the first frame that frame stays whole, as in vLLM, and the count is its

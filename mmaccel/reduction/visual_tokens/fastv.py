@@ -1,8 +1,5 @@
-"""FastV: after two layers, the tokens that the prompt's last token attends to.
-
-Source: L. Chen et al., "An Image is Worth 1/2 Tokens After Layer 2: Plug-and-Play Inference
-Acceleration for Large Vision-Language Models", ECCV 2024 (arXiv:2403.06764), section 4.1, with the
-attention of the last token, as the released code has it (the paper says: average over all tokens).
+"""FastV: L. Chen et al., ECCV 2024 (arXiv:2403.06764), section 4.1, with the attention of the last
+token, as the released code has it (the paper says: average over all tokens).
 
 Departures: attention is the mass received in the one layer before the cut, never a map, so that no
 layer leaves its fast kernel; `top_p` lets a row keep fewer tokens than its budget.

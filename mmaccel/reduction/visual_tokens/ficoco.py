@@ -1,11 +1,7 @@
-"""FiCoCo: filter redundant tokens, correlate them with the others, compress.
-
-Source: Y. Han et al., "Filter, Correlate, Compress: Training-Free Token Reduction for MLLM
-Acceleration" (arXiv:2411.17686), section 3. *Filter*: redundant is what resembles the other visual
+"""FiCoCo: Y. Han et al. (arXiv:2411.17686), section 3. Redundant is what resembles the other visual
 tokens and is attended to little, by the class token (V, in the encoder, weight 0.35) or by the text
-(L, in the language model, weight 0.4). *Correlate*: a redundant token is compared with those that
-stay. *Compress*: it is merged into them. V has the paper's local penalty: in each 2 x 2 window the
-most redundant token counts as more so.
+(L, in the language model, weight 0.4). It is merged into those that stay and resemble it. V has the
+paper's local penalty: in each 2 x 2 window the most redundant token counts as more so.
 
 Departures: attention between patches is replaced by the cosine of keys; a token goes into its one
 best match among those that stay, by a mean weighed by the correlation. The released code adds to
@@ -41,12 +37,7 @@ from mmaccel.reduction.visual_tokens.selection import (
 
 @dataclass(frozen=True)
 class _FiCoCo(StagedReducer):
-    """What the two variants share.
-
-    Args:
-        layers: those that receive fewer tokens than the one before.
-        attended: weight of the attention received, against that of the resemblance.
-    """
+    """What the two variants share."""
 
     attended: float = within(0.0, 0, 1, "a weight between 0 and 1")
 

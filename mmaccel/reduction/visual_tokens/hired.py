@@ -1,10 +1,7 @@
-"""HiRED: every tile of a high-resolution image has its share of the budget.
-
-Source: K. H. I. Arif et al., "HiRED: Attention-Guided Token Dropping for Efficient Inference of
-High-Resolution Vision-Language Models", AAAI 2025 (arXiv:2408.10945), sections 4.1 and 4.2: the
-overview has the fraction alpha of the budget. The tokens of the overview that the class token
-attends to most in an early layer are located on the tiles, and a tile's share is in proportion to
-how many fall on it. Inside the overview and each tile the highest by a late layer's attention stay.
+"""HiRED: K. H. I. Arif et al., AAAI 2025 (arXiv:2408.10945), sections 4.1 and 4.2: the overview has
+the fraction alpha of the budget. What the class token attends to most in it, in an early layer, is
+located on the tiles, and a tile's share is in proportion to how many of these fall on it. Inside
+the overview and each tile the highest by a late layer's attention stay.
 
 Departures: shares add up to the budget (the code truncates each and spends less); what a tile
 cannot hold goes to the others; the late ranking may be any other method's.

@@ -1,10 +1,6 @@
-"""ILRe: one intermediate layer recalls the tokens that a question asks for.
-
-Source: M. Liang et al., "ILRe: Intermediate Layer Retrieval for Context Compression in Causal
-Language Models" (arXiv:2508.17892): run all tokens up to one layer, recall those with the most
-attention of the query there, and run the model again from its first layer with these alone. The
-scores are pooled with kernels of several widths, so that tokens are recalled with what is around
-them.
+"""ILRe: M. Liang et al. (arXiv:2508.17892): run all tokens up to one layer, recall those with the
+most attention of the query there, and run the model again from its first layer with these alone.
+Scores are pooled with kernels of several widths, so that tokens are recalled with their neighbours.
 
 Departures: of a prompt with images visual tokens alone are recalled, and all text asks; of a text
 all words but the first and the newest, which ask. The first run is one pass, where the paper

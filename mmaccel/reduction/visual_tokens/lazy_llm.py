@@ -1,9 +1,6 @@
-"""LazyLLM: tokens are dropped layer by layer at every step, and may come back at a later one.
-
-Source: Q. Fu et al., "LazyLLM: Dynamic Token Pruning for Efficient Long Context LLM Inference"
-(arXiv:2407.14057), section 3.2: at several layers the tokens with the least attention of the token
-that predicts are left out of this step's later layers. Their states at that layer are held in an
-auxiliary cache, from which a later step that wants them goes on.
+"""LazyLLM: Q. Fu et al. (arXiv:2407.14057), section 3.2: at several layers the tokens with the
+least attention of the one that predicts are left out of this step's later layers. Their states
+there are held in an auxiliary cache, from which a later step goes on.
 
 Departures: of a prompt with images, visual tokens alone are dropped; of a text, all words but the
 first and the newest. What was generated stays. Every step chooses anew among *all* tokens. Layers

@@ -1,12 +1,8 @@
-"""PixelPrune: patches whose pixels repeat a neighbour's go before the encoder.
-
-Source: N. Wang et al., "PixelPrune: Pixel-Level Adaptive Visual Token Reduction via Predictive
-Coding", 2026 (arXiv:2604.00886), and the authors' code. In the order of reading, each patch X is
-predicted from its left neighbour A, the one above B and the one between them C, after the edge
-detector of LOCO-I (JPEG-LS): B where C is like A and not like B, which is a vertical edge; A
-otherwise. A patch that is like its prediction goes; two patches are alike where no pixel differs by
-more than the threshold tau. What is compared for a patch that went is the patch that stands for it,
-so that differences do not add up. With tau = 0 only repetitions go.
+"""PixelPrune: N. Wang et al., 2026 (arXiv:2604.00886), and the authors' code. In the order of
+reading, a patch is predicted from its left neighbour A, the one above B and the one between them C,
+as in LOCO-I (JPEG-LS): B where C is like A and not like B, A otherwise. One that is like its
+prediction goes: no pixel differs by more than the threshold tau. A patch that went is compared as
+the patch that stands for it, so that differences do not add up.
 
 Departures: tau is a difference of the processor's normalised pixels, where the paper's is one of
 pixels in [0, 1] (0 is the same). Each frame of a video is predicted alone. With a budget, which the
@@ -69,10 +65,8 @@ class PixelPrune(TokenReducer):
         return merge_tokens(target, context.valid, mass=kept.float(), size=context.size)
 
     def _predict(self, context: VisualContext) -> tuple[Tensor, Tensor]:
-        """Differences from predictions, and the patches that predict, both `[B, N]`.
-
-        A patch depends on three that lie left of it or above, so that all patches with one sum of
-        row and column are predicted at once.
+        """Differences from predictions, and the patches that predict, both `[B, N]`: all patches
+        with one sum of row and column at once, as they depend on those left and above.
         """
         x = context.x  # [B, N, P]
         valid = context.valid

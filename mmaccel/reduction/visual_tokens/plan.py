@@ -1,8 +1,7 @@
 """What a reducer decided: which visual tokens stay, and where each of the others goes.
 
-Pruning and merging are one `Plan`. Its slots are in the order of their tokens in the image, so that
-positions of kept tokens ascend; a slot is represented by one token of the full set (`keep`), whose
-position it has. `reduce` makes the shorter sequence, `restore` the full one.
+Slots are in the order of their tokens in the image, so that positions of kept tokens ascend; a slot
+is represented by one token of the full set (`keep`), whose position it has.
 
 Shapes: **B** rows, **N** visual tokens, **K** slots, **C** channels.
 """
@@ -50,8 +49,7 @@ def keep_tokens(chosen: Tensor, valid: Tensor, size: Tensor | None = None) -> Pl
 
     Args:
         chosen: `[B, N]` bool, or `[B, k]` int64 indices in any order, -1 for none.
-        valid: `[B, N]` bool, the tokens that exist; others are never kept.
-        size: `[B, N]` float32, how many tokens each stands for already; None: 1.
+        valid, size: as in `merge_tokens`; tokens that do not exist are never kept.
 
     Cost: one host synchronisation, for K; one more for indices.
     """
@@ -87,9 +85,8 @@ def _to_mask(chosen: Tensor, valid: Tensor) -> Tensor:
 
 
 def check_plan(plan: Plan, valid: Tensor) -> None:
-    """Check what a method of somebody else may get wrong, of valid tokens `[B, N]` bool.
-
-    `find_broken_laws` knows the rest. Cost: one host synchronisation.
+    """Check what a method of somebody else may get wrong, of valid tokens `[B, N]` bool; of the
+    rest see `find_broken_laws`. Cost: one host synchronisation.
     """
     check_kind("plan", plan, Plan, "return keep_tokens(...) or merge_tokens(...)")
     rows, n = valid.shape
@@ -120,8 +117,8 @@ def merge_tokens(
         target: `[B, N]` int64, the token that each goes into: its own index if it represents a
             slot, -1 if it is dropped. The target of a target is itself.
         valid: `[B, N]` bool, the tokens that exist.
-        mass: `[B, N]` float32 > 0, how much a token counts in its slot's mean; None: its size.
-        size: `[B, N]` float32, how many tokens each stands for already; None: 1.
+        mass, size: `[B, N]` float32 > 0, how much a token counts in its slot's mean, and how many
+            tokens it stands for already; None: its size, and 1.
 
     Cost: one host synchronisation, for K.
     """
@@ -144,9 +141,8 @@ def merge_tokens(
 
 
 def sum_slots(values: Tensor, assign: Tensor, slots: int) -> Tensor:
-    """Sums `[B, K, C]` of values `[B, N, C]` float32 over the tokens of each slot, 0 of none.
-
-    They are added in the order of the tokens on every device; `assign` `[B, N]` is -1 for none.
+    """Sums `[B, K, C]` of values `[B, N, C]` float32 over a slot's tokens, in their order on every
+    device; `assign` `[B, N]` is -1 for none.
     """
     batch, n, width = values.shape
     slot = assign.where(assign >= 0, slots)  # the dropped ones in a slot of their own
@@ -160,9 +156,8 @@ def sum_slots(values: Tensor, assign: Tensor, slots: int) -> Tensor:
 
 
 def take(values: Tensor, plan: Plan, fill: float = 0) -> Tensor:
-    """What belongs to the token that represents each slot: its position, say.
-
-    `[B, K, ...]` of values `[B, N, ...]` of any dtype, bit for bit; `fill` after a row's last slot.
+    """What belongs to the token that represents each slot: `[B, K, ...]` of values `[B, N, ...]` of
+    any dtype, bit for bit; `fill` after a row's last slot.
     """
     batch, slots = plan.keep.shape
     index = plan.keep.clamp(0).view(batch, slots, *[1] * (values.ndim - 2))
@@ -171,9 +166,8 @@ def take(values: Tensor, plan: Plan, fill: float = 0) -> Tensor:
 
 
 def reduce(x: Tensor, plan: Plan) -> Tensor:
-    """The states `[B, K, C]` of the slots, of x `[B, N, C]`; 0 after a row's last slot.
-
-    A slot of one token has that token's bits; a mean is summed in float32.
+    """The states `[B, K, C]` of the slots, of x `[B, N, C]`; 0 after a row's last slot. One token
+    keeps its bits; a mean is summed in float32.
     """
     kept = take(x, plan)
     if not plan.merges:
@@ -185,9 +179,8 @@ def reduce(x: Tensor, plan: Plan) -> Tensor:
 
 
 def restore(y: Tensor, plan: Plan, base: Tensor | None = None) -> Tensor:
-    """The full set `[B, N, C]` again: every token has the state of its slot, of y `[B, K, C]`.
-
-    Dropped ones have that of `base` `[B, N, C]`, or 0.
+    """The full set `[B, N, C]`: every token has the state of its slot, of y `[B, K, C]`; dropped
+    ones have that of `base` `[B, N, C]`, or 0.
     """
     states = _of_slot(y, plan.assign, 0.0)
     return states if base is None else states.where(plan.assign[..., None] >= 0, base.to(y.dtype))
@@ -203,12 +196,7 @@ def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
 
 
 def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> list[str]:
-    """The laws of `Plan` that a plan breaks, in words; for tests and authors of reducers.
-
-    Args:
-        valid: `[B, N]` bool, the tokens that existed.
-        size: `[B, N]` float32, how many tokens each stood for; None: 1.
-    """
+    """The laws of `Plan` that a plan breaks, in words; `valid` and `size` as in `merge_tokens`."""
     broken = []
     n, (batch, slots) = valid.shape[1], plan.keep.shape
     used = plan.valid

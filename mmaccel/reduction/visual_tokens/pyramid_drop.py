@@ -1,9 +1,5 @@
-"""PyramidDrop: FastV at several layers.
-
-Source: L. Xing et al., "PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid
-Visual Redundancy Reduction", CVPR 2025 (arXiv:2410.17247), section 3.2: at the ends of stages the
-fraction lambda of the visual tokens stays, those that the last token of the instruction attends to
-most.
+"""PyramidDrop: L. Xing et al., CVPR 2025 (arXiv:2410.17247), section 3.2: at the ends of stages the
+fraction lambda stays, those that the last token of the instruction attends to most.
 
 Departures: `keep` is what the last stage leaves, so that methods can be compared; the three stages
 of the paper with lambda = 0.5 are `keep=0.125`. Counts are computed from the first stage's.

@@ -1,7 +1,4 @@
-"""A random choice of visual tokens: a control.
-
-Source: the baseline of UniPruneBench (Y. Peng et al., 2025, arXiv:2511.02650), which many pruners
-do not beat.
+"""A random choice of visual tokens: a control, the baseline of UniPruneBench (arXiv:2511.02650).
 
 Departures: none in the choice. Numbers come from a counter-based generator: a row's choice depends
 on its seed and its number of tokens, not on the batch, the padding or the device.

@@ -1,6 +1,5 @@
-"""Ranks, choices by rank and means of groups, batched over rows; shared by the methods.
-
-Equal scores are ordered by index, the lower first, so that a choice does not depend on the device.
+"""Ranks, choices by rank and means of groups, batched over rows. Of equal scores the lower index
+comes first, so that a choice does not depend on the device.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ def itself(tokens: Tensor) -> Tensor:
 
 
 def rank(scores: Tensor, valid: Tensor) -> Tensor:
-    """The place of every token, 0 for the highest score; `[B, N]` int64. Invalid tokens come last,
-    after a valid one whose score is -inf or NaN.
-    """
+    """The place of every token, 0 for the highest score; `[B, N]` int64. Invalid ones come last."""
     scores = scores.float().nan_to_num(_LOWEST, _HIGHEST, _LOWEST).where(valid, float("-inf"))
     return invert(scores.argsort(dim=1, descending=True, stable=True))
 
@@ -47,9 +44,7 @@ def top_in_groups(scores: Tensor, group: Tensor, valid: Tensor, counts: Tensor) 
 
 
 def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) -> Tensor:
-    """The place of every token in its group, 0 for the highest score; `[B, N]` int64. Invalid ones
-    belong to some group too, and come last in it.
-    """
+    """The place of every token in its group, `[B, N]` int64, as by `rank`."""
     order = invert(rank(scores, valid))  # tokens by their scores
     # and by their groups, in each of which they stay in this order
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
@@ -80,14 +75,11 @@ def unit(states: Tensor, valid: Tensor) -> Tensor:
 
 
 def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's most similar candidate: its index `[B, N]`, the lowest of equals, and cosine.
+    """Each token's most similar candidate: its index `[B, N]`, the lowest of equals, and cosine; -1
+    and -inf in rows without one. `vectors` are `[B, N, C]` float32 of length 1, `candidates` `[B,
+    N]` bool.
 
-    -1 and -inf in rows without a candidate. Cost: similarities `[B, N, M]` to the M candidates, and
-    one host synchronisation.
-
-    Args:
-        vectors: `[B, N, C]` float32 of length 1.
-        candidates: `[B, N]` bool, at least one in some row.
+    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
     """
     chosen = keep_tokens(candidates, candidates)
     if chosen.keep.shape[1] == 0:
@@ -105,9 +97,8 @@ def first_of(values: Tensor, best: Tensor) -> Tensor:
 
 
 def union(ranks: Tensor) -> Tensor:
-    """Scores `[B, N]` whose highest K are the union of several ranked lists, cut at a common depth.
-
-    `ranks` `[B, N, P]` int64 has the place of each token in each of P lists.
+    """Scores `[B, N]` whose highest K are the union of P lists of ranks `[B, N, P]`, cut at one
+    depth.
     """
     lists = ranks.shape[2]
     places = ranks * lists + torch.arange(lists, device=ranks.device)

@@ -1,10 +1,7 @@
-"""ToMe: in the layers of the encoder, similar tokens become one.
-
-Source: D. Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023 (arXiv:2210.09461), section
-3: tokens are split into sources and destinations, each source is compared with the destinations by
-the cosine of the keys' mean over heads, and the r most similar sources are merged into theirs by a
-mean weighted by size. Attention then counts a token log(size) stronger. Seeded destinations: one of
-each part of the tokens, after D. Bolya, J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023
+"""ToMe: D. Bolya et al., ICLR 2023 (arXiv:2210.09461), section 3: tokens are split into sources and
+destinations, which are compared by the cosine of the keys' mean over heads, and the r most similar
+sources are merged into theirs by a mean weighted by size. Attention then counts a token log(size)
+stronger. Destinations are seeded, one of each part of the tokens, after D. Bolya, J. Hoffman, 2023
 (arXiv:2303.17604).
 
 Departures: a destination is one of four consecutive tokens, drawn by the seed; a source less

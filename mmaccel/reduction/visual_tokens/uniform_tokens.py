@@ -1,7 +1,4 @@
-"""Visual tokens at equal distances: a control.
-
-Source: the uniform baseline of VTC-Bench (2026) and of most papers on pruning: every n-th token in
-the order of the sequence.
+"""Visual tokens at equal distances: a control, as in VTC-Bench (2026) and most papers on pruning.
 
 Departures: the distance need not be a whole number, so that the count is exact; the i-th of K
 tokens is the one in the middle of the i-th K-th part.

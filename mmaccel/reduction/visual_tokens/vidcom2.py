@@ -1,11 +1,8 @@
-"""VidCom2: more tokens for frames that stand out, and in each frame those that stand out.
-
-Source: X. Liu, Y. Wang, J. Ma, L. Zhang, "Video Compression Commander: Plug-and-Play Inference
-Acceleration for Video Large Language Models", EMNLP 2025 (arXiv:2505.14454), section 3, and its
-code: the half of the channels with the lowest variance, normalised; similarity to the centre of the
-video and to that of the frame by Gaussians of five bandwidths; a frame's share is in proportion to
-1 + p - mean p, with p the softmax of how little its tokens resemble the video's centre (temperature
-0.01); the tokens least similar to both centres stay.
+"""VidCom2: X. Liu, Y. Wang, J. Ma, L. Zhang, EMNLP 2025 (arXiv:2505.14454), section 3, and its
+code: the half of the channels with the lowest variance, normalised; similarity to the centres of
+video and frame by Gaussians of five bandwidths; a frame's share is in proportion to 1 + p - mean p,
+with p the softmax of how little its tokens resemble the video's centre (temperature 0.01); the
+tokens least similar to both centres stay.
 
 Departures: shares add up to the budget; the code rounds each frame's and so keeps more or fewer.
 """

@@ -1,9 +1,6 @@
-"""VisionZip: tokens that the encoder attends to, and the others merged into a few.
-
-Source: S. Yang et al., "VisionZip: Longer is Better but Not Necessary in Vision Language Models",
-CVPR 2025 (arXiv:2412.04467), section 3: *dominant* tokens have the highest attention of the class
-token in the layer before the last; of the others, every n-th is a *contextual* one into which the
-rest is merged by similarity of keys. 10 of 64 are contextual.
+"""VisionZip: S. Yang et al., CVPR 2025 (arXiv:2412.04467), section 3: *dominant* tokens have the
+highest attention of the class token in the layer before the last; of the others, every n-th is a
+*contextual* one into which the rest is merged by similarity of keys. 10 of 64 are contextual.
 
 Departures: a contextual token is the mean of its tokens, where the code adds the target to the mean
 of the rest and so doubles its length. The class token itself is not kept: no model of transformers
