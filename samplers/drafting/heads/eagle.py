@@ -95,8 +95,8 @@ class Eagle(FolderHead):
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
-        ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`, or a path
-            to them; None: all that it can.
+        ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`; None: all
+            that it can.
 
     Loses: as a large head beside a small model; on texts unlike those that it was trained on.
     Refused for windows of image tokens; pickled weights are not opened. No published head was at
