@@ -73,9 +73,8 @@ class Picture:
         self.frames = ground[:, None].repeat(1, n_frames, 1, 1, 1)
 
     def paint(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Paints object number `slot` of every scene and frame that shows one, with its shadow: N
-        numbers of frames, among B times F, and how much of their pixels it covers, [N, side,
-        side] in 0..1.
+        """Paints object number `slot` of all scenes and frames with one, and its shadow: N indices
+        of B times F frames, and how much of their pixels it covers, [N, side, side] in 0..1.
         """
         n_frames = self.frames.shape[1]
         numbers, things, places = [], [], []
