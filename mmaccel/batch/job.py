@@ -147,11 +147,8 @@ def find_missing(
 
 
 def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
-    """Delete the temporary files that a killed process left for these items.
-
-    Other temporary files stay: another shard may be writing them. This process holds the lock of
-    the manifest of these items, so that no other process writes them, unless jobs with other
-    numbers of shards run at the same time.
+    """Delete temporary files that a killed process left for these items, whose manifest is locked;
+    others stay, which another shard may be writing.
     """
     names = {name for item in items for name in names_of(item.file)}
     for file in folder.glob(".*.tmp"):

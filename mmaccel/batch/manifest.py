@@ -1,13 +1,9 @@
 """The manifest: one line of JSON for every finished or failed image, appended and synced.
 
-An image is complete when the manifest has a record of it, its file exists with the size and the
-checksum of the record, and so does the JSON file next to a clip or an utterance. A file that a kill
-left half-written is not.
-
-The process that writes a manifest holds its lock, filelock's on the open manifest itself, so that
-there are no lock files and the system releases the lock however the process ends. File systems
-without locks lock nothing, nor does Windows, where a lock would also keep other shards from reading
-the manifest.
+An image is complete when it has a record, and its file with that size and checksum, and the JSON
+file next to a clip or an utterance exist. The process that writes a manifest holds filelock's lock
+on the open manifest itself, so that the system releases it however the process ends. File systems
+without locks lock nothing, nor does Windows, where other shards could not read.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class Modality(ABC):
     """A model, a policy and a folder.
 
     Attributes:
-        policy: short name; None is an exact one for the model.
-        options: fields of the policy.
+        policy, options: short name, None for an exact one of the model's; its fields.
         layers: methods of the model's layers by slot; their items begin together.
         load: how the model is opened; its device and dtype are names.
         rows: items made together.
@@ -375,9 +374,8 @@ class Speech(Modality):
         return {"weights": content_hash(pipe.source), "codec": content_hash(pipe.codec)}
 
     def plan(self, item: Item, pipe: Any) -> Settings:
-        """See `Modality.plan`. How long an item may last depends on its own text, so that it is the
-        same whatever is spoken beside it. Texts of similar lengths have equal settings, so that
-        they are decoded together.
+        """See `Modality.plan`. How long an item may last depends on its own text alone. Texts of
+        similar lengths have equal settings, so that they are decoded together.
         """
         row = item.row
         name, policy = self.choose_policy(row, pipe)

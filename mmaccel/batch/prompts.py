@@ -1,8 +1,5 @@
-"""Prompt files and the images they ask for.
-
-A prompt file is JSON lines, a table or plain text. `read_prompts` reads and checks all of it before
-any image is generated. `make_items` turns its rows into items: one image each, with a seed of its
-own.
+"""Prompt files (JSON lines, a table or plain text), all of which `read_prompts` checks before any
+image is generated, and `make_items`: one image each, with a seed of its own.
 """
 
 from __future__ import annotations
@@ -70,8 +67,7 @@ class Row:
         negative: prompt of the unconditional branch; "" takes the model's own, None that of the
             command line, as of the policy and the voice.
         seed: of its first image; None, written -1 too, derives one from the id and the job's.
-        params: fields of `SamplingParams` and of the policy, which replace those of the command
-            line.
+        params: fields of `SamplingParams` and of the policy that replace the command line's.
         line: line number in the file, from 1.
     """
 
@@ -123,10 +119,7 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
 
 
 def seed_of(base: int, id: str, k: int) -> int:
-    """The seed of image k of a row: the first 64 bits of SHA-256 over (base, id, k).
-
-    The order and number of rows, shards and batches do not change it. `base` is the job's seed.
-    """
+    """The seed of image k of a row: the first 64 bits of SHA-256 over (the job's `base`, id, k)."""
     text = json.dumps([base % SEEDS, id, k])
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
@@ -141,8 +134,8 @@ def read_prompts(source: str) -> list[Row]:
     numbers.
 
     A file is named `.jsonl`, `.csv`, `.tsv` or `.txt`; `-` is standard input, JSON lines where it
-    begins with `{`, and one prompt a line where it does not. A row without an id gets one derived
-    from its fields; the second of two equal rows gets `-2` after it, and so on.
+    begins with `{`, else one prompt a line. A row without an id gets one derived from its fields;
+    the second of two equal rows gets `-2` after it, and so on.
     """
     title = "standard input" if source == "-" else f"--prompts {show(source)}"
     data, kind = _read(source, title)
@@ -326,10 +319,7 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_id(row: Row) -> str:
-    """An id for a row without one: its first three words and a hash of all its fields.
-
-    It depends on the row alone, so that a row keeps its images when it moves in the file.
-    """
+    """An id for a row without one: its first three words and a hash of its fields alone."""
     hashed = {name: getattr(row, name) for name in FIELDS if name != "id"}
     if row.voice is None:  # the field is younger than ids
         del hashed["voice"]

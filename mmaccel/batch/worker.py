@@ -22,9 +22,7 @@ Fingerprint = Callable[[Item], str]
 
 
 class ItemsFailed(MMAccelError, RuntimeError):
-    """The model raised an exception, which is the cause, while it made these items; one or more of
-    them are responsible.
-    """
+    """The model raised an exception, the cause, while it made these items, some at fault."""
 
     def __init__(self, items: Sequence[Item], cause: Exception) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")

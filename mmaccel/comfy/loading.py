@@ -116,8 +116,7 @@ def _load_node(
 
     `find` gives a model's source by the name in the first widget, and downloads; `named` is what
     that names beside ids of the hub; `families` are how checkpoints may be read. Widgets stand
-    before those of device and dtype (`parts`), after them (`shape`), and, so that saved graphs keep
-    their order, after all others (`later`).
+    before device and dtype (`parts`), after them (`shape`), and after all others (`later`).
     """
 
     def files(*, model: str, decoder: str | None = None, **others: Any) -> list[Path]:

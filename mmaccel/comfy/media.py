@@ -1,7 +1,5 @@
-"""What nodes make with a loaded pipeline: images, comparisons, utterances, clips, answers.
-
-Each function calls the pipeline and returns what it made; `runs` gives it a policy and turns what
-it returns into the outputs of a node.
+"""What nodes make with a loaded pipeline: images, comparisons, utterances, clips, answers; `runs`
+gives each function a policy and turns what it returns into the outputs of a node.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ _WARM_UP_PASSES = 3
 
 @dataclass(frozen=True)
 class Made:
-    """What a run made: the node's outputs without stats, and a line for each image, utterance, clip
-    or answer.
-    """
+    """What a run made: the node's outputs without stats, and a line for each item or answer."""
 
     outputs: Sequence[Any]
     stats: Stats

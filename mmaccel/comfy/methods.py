@@ -83,10 +83,8 @@ class NamedPolicy:
 
 
 def choose_policy(policy: NamedPolicy | None, model: Any) -> NamedPolicy:
-    """The policy that a link brings, or an exact one where there is none.
-
-    Raises:
-        OptionError: a policy for another kind of model, or one that drafts with the model itself.
+    """The policy of a link, else an exact one; OptionError: one of another kind of model, or one
+    that drafts with the model itself.
     """
     kind = getattr(model, "kind", "window")
     if policy is None:
@@ -102,10 +100,8 @@ def choose_policy(policy: NamedPolicy | None, model: Any) -> NamedPolicy:
 
 
 def build_policy(name: str, /, coarse_folder: str | None = None, **values: Any) -> Any:
-    """`make_policy` with the folder of a coarse model as an input of its own.
-
-    Raises:
-        OptionError: a bad value, or a folder without a coarse model.
+    """`make_policy` with the folder of a coarse model as an input; OptionError as there, or no
+    model.
     """
     if coarse_folder:
         check_files(FOLDER, coarse_folder)

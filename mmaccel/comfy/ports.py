@@ -1,7 +1,5 @@
-"""What a node is, and its inputs, most of them made from fields of dataclasses.
-
-A field's type decides what its input is, its documentation is the tooltip. A field that the tables
-below do not name gets wide bounds: the library itself refuses what it cannot take.
+"""What a node is, and its inputs, most of them made from fields of dataclasses: a field's type
+decides what its input is, its documentation is the tooltip.
 """
 
 from __future__ import annotations
@@ -93,9 +91,7 @@ class Port:
         return self.options.get("default")
 
     def take(self, value: Any) -> Any:
-        """A widget's value as the library takes it; None, which a link fills later, is the
-        default.
-        """
+        """A widget's value as the library takes it; None, which a link fills, is the default."""
         value = self.default if value is None else value
         if isinstance(value, str):
             most = MAX_LINE if self.options.get("multiline") else MAX_VALUE
@@ -116,9 +112,9 @@ class Node:
 
     Attributes:
         inputs, outputs: in the order of the page.
-        run: `run(**inputs)` with the widgets' values as the library takes them; its outputs in
-            order, or what `host.output` made.
-        check: `check(**widgets)`, with the same; raises `OptionError` before anything runs.
+        run: `run(**inputs)`, with widgets' values as the library takes them; outputs in order, or
+            what `host.output` made.
+        check: `check(**widgets)`; raises `OptionError` before anything runs.
         fingerprint: `fingerprint(**widgets)`, a text that changes when equal inputs give another
             result.
         is_output: whether it runs although no other node uses its outputs.
@@ -281,9 +277,8 @@ def _read_ids(default: Any, value: str) -> Any:
 
 
 def field_tooltips(cls: type) -> dict[str, str]:
-    """Field -> text, from the docstrings of a class and its parents.
-
-    The nearest class wins, but a text "as in …" yields to that of a parent.
+    """Field -> text, from the docstrings of a class and its parents; the nearest class wins, but a
+    text "as in …" yields to that of a parent.
     """
     tooltips: dict[str, str] = {}
     for base in cls.__mro__:

@@ -127,10 +127,8 @@ def known_cells(progress: Any, rows: int, columns: int) -> Tensor:
 
 
 def fill_unknown(tokens: Tensor, known: Tensor) -> Tensor:
-    """A copy of `tokens` `[B, h, w]` in which each unknown cell repeats a known one.
-
-    The nearest known cell above it in its column is taken, so that structural columns stay what
-    they are. Where there is none, the first known cell of the image is taken. Every image has one.
+    """A copy of `tokens` `[B, h, w]` in which each unknown cell repeats the nearest known one above
+    it in its column, else the first known cell of the image; every image has one.
     """
     rows = torch.arange(known.shape[1], device=known.device)[None, :, None]
     last = torch.where(known, rows, -1).cummax(1).values  # [B, h, w], -1: none above

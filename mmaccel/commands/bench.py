@@ -1,16 +1,11 @@
 """`mmaccel bench`: decoding of images side by side, image by image in turn.
 
-Without policies, windows, drafts and dtypes, at every guidance scale:
-
-1. transformers' own `generate` with a static cache, its pass of one token compiled where a compiler
-   is there; the others are compared with it;
-2. `Jacobi()`, the default;
-3. the relaxed policy that makes most tokens a second on `scenes`;
-4. speculative Jacobi decoding as published: windows of 16, redraws independent of the drafts, first
-   drafts uniformly at random (Y. Teng et al., ICLR 2025, arXiv 2410.01699). Its released code
-   records a random draft as certain; ours records its distribution, which accepts no less.
-
-With any of them: every policy at every window, source and dtype, against token by token.
+Without policies, windows, drafts and dtypes, at every guidance scale: transformers' own `generate`
+with a static cache, its pass of one token compiled where a compiler is there, with which the others
+are compared; `Jacobi()`; the relaxed policy that makes most tokens a second on `scenes`; and
+speculative Jacobi decoding as published (Y. Teng et al., ICLR 2025, arXiv 2410.01699): windows of
+16, redraws independent of the drafts, first drafts uniformly at random, whose distribution we
+record, where its released code records a random draft as certain, which accepts no more.
 """
 
 from __future__ import annotations

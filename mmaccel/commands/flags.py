@@ -36,9 +36,8 @@ class Without:
 def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
     """A command from a dataclass of its flags, whose `run` it calls; the docstring is its help.
 
-    A field that is a dataclass of options has a flag for each of its fields in its place. Where the
-    command `pauses`, cycles are not collected until its work begins, see
-    `mmaccel.commands.process`.
+    A dataclass of options in it has a flag for each of its fields. Where the command `pauses`,
+    cycles are not collected until its work begins.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups: dict[str, tuple[Any, list[str]]] = {}

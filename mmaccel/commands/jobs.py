@@ -56,9 +56,7 @@ _NOT_IN_NAME = ("id", "k", "seed", "model", "versions", "exactness", "policy", "
 
 
 def run(flags: Any) -> None:
-    """Make what the command line or a prompt file asks for. Exit codes 3 and 1: items of a file
-    failed; what is finished remains, whatever ends a run.
-    """
+    """Make what is asked for; what is done remains. Exit codes 3 and 1: items of a file failed."""
     flags.check()
     set_threads(flags.threads)
     choose_params(SamplingParams(), **given(flags.sampling))
@@ -124,9 +122,8 @@ def _make_few(flags: Any, modality: Modality) -> None:
 def _name(item: Item, worker: Worker, count: int) -> Item:
     """An item whose file has a readable name, which differs where anything it depends on does.
 
-    The number of rows, and of all items where they are made together, is a part where results are
-    equal up to rounding only: outside float32, and where an acceptance may depend on the last bit
-    of a probability.
+    Where results are equal up to rounding only (other formats than float32, acceptances that may
+    depend on the last bit) that is also the number of rows, and of items made together.
     """
     facts = worker.describe(item)
     modality = worker.modality
@@ -234,10 +231,8 @@ def _make_file(flags: Any, modality: Modality) -> int:
 
 
 def _choose_seed(rows: list[Row], past: Past, flags: Any) -> tuple[int, bool]:
-    """The seed of a job, and whether it was drawn.
-
-    Shards, which run on their own and cannot agree on one that is drawn, have 0. So had all jobs
-    whose manifests do not note one.
+    """The seed of a job, and whether it was drawn; shards, which cannot agree on one, and jobs
+    whose manifests note none have 0.
     """
     seed, is_drawn = pick_seed(flags.seed)
     if not is_drawn:
@@ -260,9 +255,7 @@ def _finish_file(
     facts: dict[str, Any],
     unit: str,
 ) -> dict[str, str] | None:
-    """Make the missing items under the lock of the manifest, and add to the facts; why the job did
-    not do all, for programs.
-    """
+    """Make the missing items under the manifest's lock; says why the job did not do all."""
     began = time.perf_counter()
     folder, file = flags.out, flags.file
     past = read_manifests(folder)  # another process may have finished items in the meantime
@@ -307,9 +300,7 @@ def _say_aside(text: str) -> None:
 
 
 class Reports:
-    """Progress on stderr, and one JSON event a line on stdout if streaming; a context manager,
-    which shows the bar. `unit` is a noun for an item.
-    """
+    """Progress on stderr, and one JSON event a line on stdout if streaming; a bar of `unit`s."""
 
     def __init__(self, unit: str, total: int, is_streaming: bool = False) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn

@@ -102,10 +102,8 @@ class FileFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class FileCommand(MediaFlags):
-    """Flags of commands that make items of the command line or of a prompt file.
-
-    A command has `check`, which refuses wrong flags before any work; `modality`, what is made; and
-    `ask`, the rows of the command line.
+    """Flags of commands that make items of the command line or of a prompt file. A command has
+    `check`, which refuses wrong flags; `modality`, what is made; and `ask`, its own rows.
     """
 
     out: shared.Out = Path("out")

@@ -17,9 +17,7 @@ from mmaccel.own_code import TypedName
 
 
 def parse_path(text: str) -> Path:
-    """A path that has a name: an empty text, often a variable of the shell that is not set, would
-    be the current folder.
-    """
+    """A path with a name: an empty text, maybe an unset variable, would be the current folder."""
     if not str(text).strip():
         raise typer.BadParameter(
             f"expected a path, received {str(text)!r}; name one, or leave the option out"

@@ -23,8 +23,8 @@ class Stopped(Exception):
 
 
 def pause_collector() -> None:
-    """Stop Python's cycle collector until `resume_collector`: it would traverse the objects of
-    torch and transformers, a fifth of the time to the first token of a small model.
+    """Stop Python's cycle collector until `resume_collector`: it takes a fifth of the time to the
+    first token of a small model.
     """
     gc.disable()
 
@@ -48,11 +48,7 @@ def restored_collector() -> Iterator[None]:
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Within the block, libraries that commands import log errors and no warnings.
-
-    torchao warns of each of its libraries that was built for another torch, and torch of how
-    torchao registers its classes, before every command and whether or not it uses torchao.
-    """
+    """Within the block, libraries that commands import log errors and no warnings, as torchao's."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     for logger in loggers:
         logger.addFilter(_is_error)
@@ -70,11 +66,9 @@ def _is_error(record: logging.LogRecord) -> bool:
 class StopSignals:
     """Signals that stop a command: Ctrl-C, SIGTERM of job queues, SIGHUP of a closed terminal.
 
-    The first raises KeyboardInterrupt. The second is ignored, because the command is ending and
-    must not be stopped while it puts its files in order. The third ends the process at once. A
-    signal that the process ignored before, as under `nohup`, stays ignored.
-
-    Use it as a context manager, which restores the handlers of before.
+    The first raises KeyboardInterrupt, the second is ignored, while files are put in order, the
+    third ends the process at once. A signal that was ignored before, as under `nohup`, stays
+    ignored. A context manager restores the handlers of before.
     """
 
     def __init__(self) -> None:
@@ -97,8 +91,8 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def end_process(self, code: int) -> None:
-        """From here on, and after the block too, signals do not change the exit code: they end the
-        process with it, and are ignored while Python is torn down, which takes long with torch.
+        """From here on signals end the process with its exit code, and are ignored while Python is
+        torn down, which takes long with torch.
         """
         self._code = code
         atexit.register(self._ignore)

@@ -1,7 +1,5 @@
-"""stdout and stderr of a command, which may be closed, full, or read by nobody.
-
-Results go to stdout, messages for people to stderr. Neither ends a command that is at work: its
-files are finished, and the exit code says how it went.
+"""stdout and stderr of a command, which may be closed, full, or read by nobody. That ends no
+command that is at work: its files are finished, and the exit code says how it went.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from typing import Any
 
 
 class _Guarded:
-    """A text stream whose writes never fail: what cannot be written is dropped, and `error` is
-    why.
-    """
+    """A stream whose writes never fail: what cannot be written is dropped, and `error` is why."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -20,9 +20,7 @@ _HARMLESS = "\n\t\u200c\u200d"  # the last two join letters in Persian, and emoj
 
 
 def printable(text: str) -> str:
-    """A text in which no character steers a terminal: control characters, and marks that change
-    the direction of writing, become escapes such as `\\x1b`.
-    """
+    """A text in which characters that steer a terminal, or turn writing, are escapes: `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _HARMLESS else _escape(c) for c in text)

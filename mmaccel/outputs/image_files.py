@@ -37,10 +37,8 @@ def short_hash(settings: Mapping[str, Any]) -> str:
 def image_name(
     seed: int, prompt: str, policy: str, settings: Mapping[str, Any], suffix: str = ".png"
 ) -> str:
-    """A readable file name that sorts by seed: `0003-a-red-circle-jacobi-1c9f03ab.png`.
-
-    Another prompt or other `settings` give another name, so that only the same image is
-    overwritten. `policy` is a short name, or a `module:Name`, of which the file gets the latter.
+    """A readable file name that sorts by seed: `0003-a-red-circle-jacobi-1c9f03ab.png`. Another
+    prompt or other `settings` give another; of a policy `module:Name` it has the latter.
     """
     words = split_words(prompt)
     digits = short_hash({"words": words, **settings})
@@ -67,9 +65,8 @@ def hash_pixels(images: Sequence[Image]) -> str:
 
 
 def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[str, Any]:
-    """A policy, by its short name and its fields, and sampling parameters, ready for JSON.
-
-    Rules that came after these and are not in use are left out, so that files keep their names.
+    """A policy, by its short name and its fields, and sampling parameters, ready for JSON, without
+    later rules that are not in use, so that files keep their names.
     """
     options = {field: _describe_value(value) for field, value in vars(policy).items()}
     given = {field: getattr(params, field) for field in SAMPLING_FIELDS}

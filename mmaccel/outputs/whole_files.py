@@ -1,8 +1,5 @@
-"""Files written whole or not at all, and never over something that is no file.
-
-Every file that a user asks for is written by `write_whole`: under a temporary name in the same
-folder, then renamed. A rename replaces whatever has the name, a device such as `/dev/null` too, so
-that the name is checked first.
+"""Files written whole or not at all, and never over something that is no file: `write_whole`
+renames one of a temporary name in the same folder, whose target is checked first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,3 @@
-"""The HTTP server `mmaccel serve`: OpenAI's image and speech calls over continuous batching.
-
-`app` answers requests and `server` runs it; `engine` lets rows wait, decodes them together and
-delivers them. `images` and `speech` are the two modalities: what a request may say, how it is
-decoded, and what its answer is.
+"""The HTTP server `mmaccel serve`: OpenAI's image and speech calls over continuous batching. `app`
+answers requests, `server` runs it, `engine` decodes waiting rows, `routes` has the modalities.
 """

@@ -1,12 +1,9 @@
 """The life of a row: it waits, joins the batch that is decoded, and is delivered or cancelled.
 
 A run begins with the next row that waits and others of its group, and takes further ones between
-two passes while there is room; it ends when all have finished and none fits. A row that does not
-fit (another image size, a prompt longer than there is room for) ends the taking: the run empties,
-and the next one begins with it.
-
-Clients take turns, as in J. Nagle, RFC 970, 1985: "On packet switches with infinite storage": the
-k-th row of a client that waits has its place behind the k-th turn of all others.
+two passes while there is room. A row that does not fit (another image size, too long a prompt) ends
+the taking: the run empties, and the next one begins with it. Clients take turns, as in J. Nagle,
+RFC 970, 1985: the k-th row of a client that waits is behind the k-th turn of all others.
 
 What the model raises ends a run, not the server. Rows that the error names fail; the others begin
 again, up to `MAX_TRIES` times, or fail too where a client has heard their beginning. With too
@@ -125,10 +122,9 @@ class Engine:
         return not self._is_closed and self._thread.is_alive()
 
     def put(self, jobs: list[Job], client: Hashable, tell: Callable[..., object]) -> None:
-        """Let the jobs of a request wait, all or none; those that follow others come later.
-
-        A client of which none waits finds room for a quarter more, so that no other client can fill
-        the queue before it.
+        """Let the jobs of a request wait, all or none; those that follow others come later. A
+        client of which none waits finds room for a quarter more, so that no other can fill the
+        queue before it.
         """
         for job in jobs:
             job.client = client
@@ -242,9 +238,7 @@ class Engine:
         self._wait(again)
 
     def _step(self, progress: Any) -> Tensor | None:
-        """Called after every pass: ends the rows that nobody waits for, and shows unfinished
-        ones.
-        """
+        """Called after every pass: ends rows that nobody waits for, and shows unfinished ones."""
         self.metrics.passes.inc(progress.passes - self._n_passes)
         self._n_passes = progress.passes
         n_read = getattr(self.prefix_tree, "n_read", 0)

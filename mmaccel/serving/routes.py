@@ -1,9 +1,9 @@
 """Images and speech as routes: what a body may say, how its rows are decoded, what its answer is.
 
-A body is read as the row of a prompt file with the same fields, so that PNG files are, byte for
-byte, those that `mmaccel generate --prompts` writes for this row, and sound is that of
-`mmaccel speak --prompts`. OpenAI's fields: https://platform.openai.com/docs/api-reference. A field
-that asks for what no model here does is refused, not ignored.
+A body is read as the row of a prompt file, so that PNG files and sound are, byte for byte, those of
+`mmaccel generate` or `speak --prompts`. OpenAI's fields:
+https://platform.openai.com/docs/api-reference. A field that no model here serves is refused, not
+ignored.
 """
 
 from __future__ import annotations

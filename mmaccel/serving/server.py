@@ -1,8 +1,7 @@
 """The server process: uvicorn, with a limit for slow heads, and signals that let work finish.
 
-SIGTERM, SIGINT and SIGHUP drain: the socket is closed, requests that were accepted are answered,
-and the process ends with 0. At a second signal they are answered 503, and the process ends after
-the pass that runs.
+SIGTERM, SIGINT and SIGHUP drain: the socket is closed, accepted requests are answered, and the
+process ends with 0; at a second signal they are answered 503, after the pass that runs.
 """
 
 from __future__ import annotations

@@ -252,9 +252,8 @@ class CacheMethod(KVCacheMethod, ABC):
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
     def ask(self, name: str, layer: CachedLayer) -> Tensor:
-        """`[R, H, S]` or `[R, 1, S]`, a layer's answer of `score` or `remember`, checked.
-
-        Cost: a host synchronisation, which checks for NaN, unless `layer.most` is set.
+        """`[R, H, S]` or `[R, 1, S]`, a layer's answer of `score` or `remember`, checked. Cost: a
+        host synchronisation, which checks for NaN, unless `layer.most` is set.
         """
         shape = layer.keys.shape[:3]
         answer = getattr(self, name)(layer)

@@ -32,7 +32,7 @@ class DuoAttention(HeadwiseMethod):
 
     Loses: where one prompt's end looks nowhere; a smaller budget makes more heads look past it, and
     those keep all.
-    Figures: SmolLM2-135M: 87, 91 % right at budgets of 1/2, 1/4, which left 71 and 76 % of the
+    Figures: SmolLM2-135M: 87, 91 % right at budgets of 1/2, 1/4, which left 71, 76 % of the
     entries.
     """
 

@@ -15,8 +15,8 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_e
 class HeadwiseMethod(CacheMethod):
     """Base of methods under which each head of each row keeps as many entries as it needs.
 
-    Heads that keep about equally many share memory; see `mmaccel.pipelines.hosts.layers.store`. In
-    rounds a head is a row of one head to the method: R is then rows times heads, and H is 1.
+    Heads that keep about equally many share memory. In rounds a head is a row of one head to the
+    method: R is then rows times heads, and H is 1.
 
     Args:
         budget: heads of no more entries keep all. What else it is is the method's.

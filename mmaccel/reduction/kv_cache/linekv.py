@@ -29,8 +29,7 @@ class LineKV(CacheMethod):
 
     Loses: in small images, texts, and batches of prompts of different lengths. Windows wider than a
     row are refused.
-    Figures: `scenes`, a quarter kept: 85 % of captions true (whole cache 89, `KeyDiff` 90, random
-    38).
+    Figures: `scenes`, a quarter kept: 85 % of captions true (whole 89, `KeyDiff` 90, random 38).
     """
 
     budget: int = budget_above("n_recent + sinks")

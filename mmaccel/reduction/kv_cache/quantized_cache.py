@@ -30,9 +30,9 @@ class QuantizedCache(CacheQuantizer):
 
     Memory: 4 bits take 20 % of a float32 cache and 32 % of one in 16 bits (4096 positions, heads of
     64), 8 bits 32 and 56 %.
-    Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Windows
-    wider than `group` or `residual`, adaptive ones, trees and `attention=` that chooses for every
-    pass are refused.
+    Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Refused:
+    windows wider than `group` or `residual`, adaptive ones, trees, `attention=` chosen for every
+    pass.
     Figures: SmolLM2-135M: 8 bits lose nothing that was seen, 4 bits 5 %.
     """
 

@@ -1,7 +1,7 @@
 """RandomEviction: a random choice of entries, a control; the baseline of every paper on eviction.
 
-Departures: none. Numbers come from a counter-based generator, so that the choice for an entry
-depends on the seed, its layer, head and index, and on nothing else of a batch.
+Departures: none. By a counter-based generator the choice for an entry depends on the seed, its
+layer, head and index, and on nothing else of a batch.
 """
 
 from __future__ import annotations

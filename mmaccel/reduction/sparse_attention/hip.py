@@ -30,9 +30,8 @@ class HiP(AttentionMethod):
     """
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """The blocks that are found, and those that are kept, `[R, H, N]` bool.
-
-        Cost: scores of `2 k` keys a step, and as many steps as a chunk can be halved.
+        """The blocks that are found, and those that are kept, `[R, H, N]` bool. Cost: scores of `2
+        k` keys a step, and as many steps as a chunk can be halved.
         """
         rows, heads = blocks.keys.shape[:2]
         n_blocks = blocks.holds.shape[1]

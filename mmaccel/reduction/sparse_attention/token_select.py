@@ -36,10 +36,8 @@ class TokenSelect(AttentionMethod):
     similarity: float = within(0.9, 0, 1, "0.9 suits most models; 1 chooses at every pass")
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """The blocks with most votes, alike for all heads: `[R, 1, N]` bool.
-
-        Cost: scores of all keys where a row chooses anew, in captured steps at every pass; a host
-        synchronisation.
+        """The blocks with most votes, alike for all heads: `[R, 1, N]` bool. Cost: scores of all
+        keys where a row chooses anew, in captured steps at every pass; a host synchronisation.
         """
         probe = blocks.queries.unflatten(2, (-1, blocks.width)).mean(3).flatten(1)  # [R, H G D]
         last = blocks.last

@@ -1,8 +1,7 @@
-"""Attention that visual tokens receive in one layer, from its queries and keys, without a map.
-
-For encoders, whose queries see everything, and for a few queries of a language model; a causal
-window has `mmaccel.kernels.column_mass`. A query's attention is normalised over all keys that it
-sees, the class token and the text included: else heads that do not look at the image would count.
+"""Attention that visual tokens receive in one layer, from its queries and keys, without a map: for
+encoders, whose queries see everything, and for a few queries of a language model
+(`mmaccel.kernels.column_mass` is for windows). It is normalised over all keys that a query sees,
+the class token and the text included: else heads that do not look at the image would count.
 """
 
 from __future__ import annotations

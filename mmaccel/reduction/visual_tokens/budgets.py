@@ -4,9 +4,6 @@ The fraction of a row's tokens, rounded to the nearest (a half up), is at least 
 add up to it: largest remainder (A. Hamilton, 1792), of equal ones the lower index first. Counts of
 stages are computed from the first stage's.
 
-Departures: HiRED's code truncates each tile's share and so spends less than its budget; VidCom2's
-rounds each frame's and so spends more or less.
-
 Shapes: **B** rows, **N** visual tokens, **G** groups.
 """
 
@@ -40,10 +37,9 @@ def geometric(
     stage: int,
     stages: int,
 ) -> Tensor:
-    """How many tokens stay after one of several stages, each of which keeps the same fraction.
-
-    `[B]` int64, as `initial` (before the first stage) and `available` (before this one); stages
-    count from 1. `keep` and `n_keep` are what the last one leaves of the initial tokens.
+    """How many tokens stay after one of several stages, which keep the same fraction, `[B]` int64,
+    as `initial` (before the first stage, 1) and `available` (before this one). `keep` and `n_keep`
+    are what the last one leaves of the initial tokens.
     """
     last = uniform(initial, keep, n_keep)
     if stage < stages:

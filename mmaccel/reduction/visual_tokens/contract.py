@@ -133,9 +133,8 @@ class TokenReducer(Method):
 
     @final
     def plan(self, context: VisualContext) -> Plan:
-        """What stays of the visual tokens of some rows; if nothing is to go, all valid ones.
-
-        Cost: four host synchronisations, and the method's own.
+        """What stays of the visual tokens of some rows; if nothing is to go, all valid ones. Cost:
+        four host synchronisations, and the method's own.
         """
         refuse(explain(self, context))
         budget = self.budget(context)

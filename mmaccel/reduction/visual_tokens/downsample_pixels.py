@@ -1,7 +1,5 @@
-"""Downsampling of the image, so that the encoder makes fewer tokens: a control.
-
-Source: VTC-Bench (2026) finds that it beats many methods that drop or merge tokens after the
-encoder. Its models were trained on images of several sizes.
+"""Downsampling of the image, so that the encoder makes fewer tokens: a control. VTC-Bench (2026),
+whose models were trained on several sizes, finds that it beats many methods behind the encoder.
 
 Departures: what is averaged is the processor's result (each tile by itself), and tokens have the
 positions of their places in the full grid. An image that was shrunk before its processor may be cut

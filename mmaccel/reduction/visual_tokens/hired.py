@@ -94,7 +94,7 @@ class HiRED(TokenReducer):
 
 
 def _tile_of(context: VisualContext, overview: Tensor) -> Tensor:
-    """The tile, as a group, that shows what a token of the overview shows: `[B, N]` int64, 0 for
+    """The tile, as a group, that shows what a token of the overview shows, `[B, N]` int64: 0 for
     tokens of tiles; in rows without tiles no group has it.
     """
     places = []

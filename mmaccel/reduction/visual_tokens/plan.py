@@ -45,13 +45,11 @@ class Plan:
 
 
 def keep_tokens(chosen: Tensor, valid: Tensor, size: Tensor | None = None) -> Plan:
-    """The plan that keeps tokens and drops the others.
+    """The plan that keeps tokens and drops the others; a host synchronisation, of indices two.
 
     Args:
         chosen: `[B, N]` bool, or `[B, k]` int64 indices in any order, -1 for none.
         valid, size: as in `merge_tokens`; tokens that do not exist are never kept.
-
-    Cost: one host synchronisation, for K; one more for indices.
     """
     mask = _to_mask(chosen, valid) & valid
     counts = mask.sum(1)
@@ -111,16 +109,15 @@ def check_plan(plan: Plan, valid: Tensor) -> None:
 def merge_tokens(
     target: Tensor, valid: Tensor, mass: Tensor | None = None, size: Tensor | None = None
 ) -> Plan:
-    """The plan that merges tokens into others by weighted mean.
+    """The plan that merges tokens into others by weighted mean. Cost: a host synchronisation, for
+    K.
 
     Args:
         target: `[B, N]` int64, the token that each goes into: its own index if it represents a
             slot, -1 if it is dropped. The target of a target is itself.
         valid: `[B, N]` bool, the tokens that exist.
-        mass, size: `[B, N]` float32 > 0, how much a token counts in its slot's mean, and how many
-            tokens it stands for already; None: its size, and 1.
-
-    Cost: one host synchronisation, for K.
+        mass: `[B, N]` float32 > 0, how much a token counts in its slot's mean; None: its size.
+        size: `[B, N]` float32, how many tokens each stands for already; None: 1.
     """
     n = target.shape[1]
     pruned = keep_tokens(target == torch.arange(n, device=target.device), valid)

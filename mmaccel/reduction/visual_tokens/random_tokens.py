@@ -1,7 +1,7 @@
 """A random choice of visual tokens: a control, the baseline of UniPruneBench (arXiv:2511.02650).
 
-Departures: none in the choice. Numbers come from a counter-based generator: a row's choice depends
-on its seed and its number of tokens, not on the batch, the padding or the device.
+Departures: none in the choice. By a counter-based generator a row's choice depends on its seed and
+its number of tokens, not on the batch, the padding or the device.
 """
 
 from __future__ import annotations

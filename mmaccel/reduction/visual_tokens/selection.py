@@ -77,9 +77,7 @@ def unit(states: Tensor, valid: Tensor) -> Tensor:
 def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """Each token's most similar candidate: its index `[B, N]`, the lowest of equals, and cosine; -1
     and -inf in rows without one. `vectors` are `[B, N, C]` float32 of length 1, `candidates` `[B,
-    N]` bool.
-
-    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
+    N]` bool. Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
     """
     chosen = keep_tokens(candidates, candidates)
     if chosen.keep.shape[1] == 0:
