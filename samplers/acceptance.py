@@ -1,9 +1,8 @@
 """Accepting and redrawing drafts: the probability that all speculative policies share.
 
-Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Speculative Decoding",
-ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1: keep a draft x ~ q with probability
-min(1, p(x)/q(x)), else draw from (p - q)+. The result is distributed as p for any q from which x
-was really drawn.
+Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023 (arXiv
+2211.17192), section 2.3 and appendix A.1: keep a draft x ~ q with probability min(1, p(x)/q(x)),
+else draw from (p - q)+. The result is distributed as p if x was really drawn from q.
 """
 
 from __future__ import annotations

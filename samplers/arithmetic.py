@@ -5,8 +5,7 @@ differ in their last bits, which practically never changes a token; in shorter f
 does. So the format that counts is the coarsest one on the way to the logits. What a model casts
 inside its forward, or autocast does there (accelerate), is seen in a pass's products alone.
 
-Under a caller's `torch.autocast` the model's passes are computed as the caller's own would be, and
-everything else, some of which outlives the call, in its own format.
+Under a caller's `torch.autocast` only the model's passes are computed as the caller's would be.
 """
 
 from __future__ import annotations
@@ -91,10 +90,9 @@ class PassFormats(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def note(self, logits: Tensor) -> None:
-        """Note what the pass returned that has just ended. What the model says of itself
-        (`Route.activations`) counts, as a quantised one does; else the coarsest of its parameters,
-        the operands of products shorter than float32, the logits, and how torch was told to
-        multiply float32.
+        """Note what the pass returned that has just ended: what the model says of itself
+        (`Route.activations`) or a quantised one does, else the coarsest of its parameters, operands
+        of products below float32, the logits, and torch's own float32 products.
         """
         if self._is_known:
             return

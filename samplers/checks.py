@@ -32,9 +32,7 @@ def check_noise(seeds: Tensor, batch: int) -> None:
 
 
 def invalid_logits(rows: tuple[int, ...], loosen: str = "sampling parameters") -> NumericsError:
-    """The error of rows, by their numbers in the prompt, whose logits are NaN or infinite, or of
-    which `loosen` has left no possible token.
-    """
+    """The error of rows of the prompt with logits NaN or infinite, or no token left by `loosen`."""
     return NumericsError(
         "scores: expected finite logits with at least one possible token, received NaN, "
         f"infinity or none; check the model's dtype and weights, or loosen the {loosen}",

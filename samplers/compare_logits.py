@@ -45,8 +45,7 @@ class Tolerance:
 @dataclass(frozen=True)
 class Difference:
     """How far received logits are from expected ones, in standard deviations of the latter:
-    infinite if other entries are masked or NaN. It is not telling if the expected ones are NaN or
-    all equal.
+    infinite if other entries are masked or NaN; not telling if expected ones are NaN or all equal.
     """
 
     mean: float
@@ -74,8 +73,7 @@ def same_logits(
     gives the same, and None where that would prove nothing.
 
     Args:
-        run, other: give the logits `[R, T, V]` of each of their passes; `run` goes first, and its
-            logits are the right ones.
+        run, other: give the logits `[R, T, V]` of each of their passes; `run`'s are right.
         where: `[R, T]` bool, the positions to compare; None compares all.
         faults: what it means, pass by pass, that logits are others.
 

@@ -5,10 +5,9 @@ Unmasking", NeurIPS 2025, arXiv 2505.24857, section 5: if a set S of slots is co
 from their marginals, the Kullback-Leibler divergence from a draw out of their joint distribution
 equals their total correlation, which is at most the sum of their entropies less the largest.
 
-The costs of a row's steps add up (chain rule). If every path of a row spends at most b nats, its
-distribution is within b nats of stepwise decoding, and within total variation sqrt(b / 2)
-(Pinsker). The bound is relative to the model's own conditionals, taken as those of one joint
-distribution.
+The costs of a row's steps add up (chain rule). If every path spends at most b nats, a row is within
+b nats of stepwise decoding, and within total variation sqrt(b / 2) (Pinsker), relative to the
+model's conditionals, taken as those of one joint distribution.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from mmaccel.results import Stats
 
 
 def bound_nats(entropy: Tensor, chosen: Tensor) -> Tensor:
-    """The most that committing `chosen` slots `[B, Q]` bool in one step costs, `[B]` float64: the
-    sum of their `entropy` `[B, Q]` in nats less the maximum; 0 for one slot or none.
-    """
+    """The most nats, `[B]` float64, that committing `chosen` costs; both `[B, Q]`."""
     spread = torch.where(chosen, entropy.double(), 0.0)
     return (spread.sum(1) - spread.amax(1)).clamp(min=0)
 

@@ -97,9 +97,8 @@ def draw_new_seed() -> int:
 def choose_seed(
     seed: Any, generator: Any = None, draw: Callable[[], int] = draw_seed
 ) -> int | list[int]:
-    """The seed of a call, as `check_seed` reads it, with drawn integers for each None: by a
-    `torch.Generator`, which is advanced, by several one each (not beside a seed), or else by
-    `draw`.
+    """The seed of a call, see `check_seed`, with integers for each None: of a `torch.Generator`,
+    which is advanced, of several one each (not beside a seed), or else of `draw`.
     """
     if generator is not None:
         return _draw_seeds(generator, seed)

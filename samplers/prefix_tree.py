@@ -75,13 +75,11 @@ class PrefixTree:
     """Keys and values of the beginnings of prompts, which several runs may use in turn.
 
     Args:
-        max_tokens: that it holds at most. Each takes the bytes of its keys and values in all
-            layers.
+        max_tokens: that it holds at most; each takes its keys and values in all layers.
         chunk_size: tokens of a chunk.
         least: a common beginning of fewer tokens is not worth a copy.
-        shared_from: a beginning of at least so many tokens is stored once for the rows of a run
-            that have found it, and read together; None: each row has a copy. Not in captured steps,
-            nor where all layers slide.
+        shared_from: beginnings of so many tokens are stored once for all rows (not in captured
+            steps, nor where all layers slide); None: copies.
     """
 
     def __init__(

@@ -7,8 +7,7 @@ section 4.2 (stall-free batching).
 
 A prompt has a *cursor*: what stands before it is in the cache. A pass processes the next tokens of
 the prompts that came first, at most a number of tokens, and the windows of all rows that decode
-(`mmaccel.model_parts.MixedPasses`). A newcomer is admitted when the prompts before it leave room in
-the chunk.
+(`mmaccel.model_parts.MixedPasses`). Newcomers are admitted when there is room in the chunk.
 
 Departures: the number of tokens limits those of prompts alone, whatever the rows that decode take.
 A row begins to decode in the pass with the last of its prompt, as its window sees what the pass has
@@ -82,9 +81,8 @@ class PromptFeed:
         return sum(sum(cursor.wanted) for cursor in self.cursors.values()) < self.size
 
     def plan(self) -> list[Part]:
-        """The parts of the next chunk, maybe none. The prompt that came first has all of its
-        tokens, others what it leaves; without a size all are processed whole, as wide as the
-        longest.
+        """The parts of the next chunk: all tokens of the prompt that came first, of others what it
+        leaves; without a size whole prompts, as wide as the longest.
         """
         if self.size is None:
             return self._plan_whole()

@@ -62,7 +62,7 @@ class SamplingParams:
         min_p: keep tokens at least this share of the most likely one's probability.
         top_n_sigma: keep scores at most this many standard deviations below the largest.
         top_h: keep the likeliest tokens that make up this share of the entropy, 100 at most.
-        eta_cutoff: epsilon; tokens of probability ``min(epsilon, sqrt(epsilon) exp(-H))`` stay.
+        eta_cutoff: epsilon; tokens below a probability ``min(epsilon, sqrt(epsilon) exp(-H))`` go.
         entropy_temperature: theta of EDT: the temperature is multiplied by ``0.8 ** (theta / H)``,
             with the entropy H before any temperature.
         divergence_temperature: nats between both guidance branches that halve the temperature.
@@ -113,9 +113,7 @@ class SamplingParams:
         slots: Tensor,  # [B, W] int64, the slot each entry predicts
         layout: Layout | None,
     ) -> Tensor:
-        """Raw logits of all branches to the scores `[B, W, V]` float32 of the target distribution,
-        their softmax; -inf marks impossible tokens.
-        """
+        """Scores `[B, W, V]` float32: logits of the target distribution; -inf is impossible."""
         scores = self.to_processed_scores(logits, branches, tokens, columns, slots, layout)
         return self.finish_scores(scores, slots, layout, self.find_cooling(logits))
 

@@ -4,8 +4,7 @@ See `mmaccel.contracts.ContinuousBatching`. Where rows may join during the run, 
 rows that have finished: a run may go on for as long as rows arrive.
 
 Continuous batching: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
-Generative Models", OSDI 2022, section 3 (iteration-level scheduling). An iteration is a pass over a
-window or a canvas.
+Generative Models", OSDI 2022, section 3 (iteration-level scheduling); an iteration is a pass.
 """
 
 from __future__ import annotations
@@ -108,9 +107,7 @@ class Scheduler:
             self._on_finish(ended)
 
     def receive(self, most: int) -> Arrivals | None:
-        """Let up to `most` rows join, which wait from now on; `whole` becomes the rows in the batch
-        slots followed by these.
-        """
+        """Let up to `most` rows join and wait; `whole` becomes the batch slots' rows and these."""
         assert self._arrivals is not None
         arrived = self._arrivals(most)
         if arrived is None:
@@ -187,9 +184,7 @@ def expand_rows(
 
 
 def join_order(first: int, second: int, branches: int, device: torch.device | str) -> Tensor:
-    """The order `[G * (first + second)]` int64 that makes one branch-major batch of two of these
-    sizes B whose tensors are concatenated.
-    """
+    """The order `[G * (first + second)]` int64 that makes two concatenated batches one."""
     index = torch.arange(branches * (first + second), device=device)
     one = index[: branches * first]
     other = index[branches * first :]

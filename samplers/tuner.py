@@ -1,15 +1,12 @@
 """Tuner: which of a few choices gains most for what it costs, learned while they are used.
 
-A choice is a number, such as the tokens of a pass or the threads that it runs on. The first one is
-plain: a use of it gains 1. What others cost is counted in plain uses, by late seconds of both.
+A choice is a number, such as tokens a pass; the first is plain: a use gains 1. What others cost is
+counted in plain uses, by late seconds of both.
 
 A choice is taken where all uses so far, were this one to gain as little as a plain one, would have
 lost no more than a share of what they gained ("Conservative Bandits", Y. Wu et al., ICML 2016,
-arXiv 1602.04282). Of those that may be, the one is taken that may gain most for its cost. A choice
-that was never used costs and gains, it is hoped, what goes on from the two before it in a straight
-line; beyond one that cannot win, wider ones are not tried.
-
-Threads may share a tuner: what they change is replaced at once.
+arXiv 1602.04282). Of those the one that may gain most for its cost is taken. An unused one is hoped
+to continue the line of the two before it; beyond one that cannot win, wider ones are not tried.
 """
 
 from __future__ import annotations
@@ -30,30 +27,19 @@ _MOST_KEPT = 64  # tuners of a model; the oldest is dropped first
 
 
 class Tuner:
-    """What was measured of some choices, plain first.
-
-    Args:
-        choices: for `choose` in ascending order.
-        cost: of each further token or canvas, a share of a plain use's; None: measured.
-        margin: how much better than plain another has to be: clocks are noisy.
-        spread: standard deviation of a gain, as a share of it.
-        risk: share of the gains that may be lost.
-        loan: plain uses that may be lost beside them.
-        n_untimed: first uses of a choice, which allocate or compile and are not timed.
-        stale: uses of others after which a cost is known no more; None: it never is.
-    """
+    """What was measured of some choices, plain first. Threads may share one."""
 
     def __init__(
         self,
-        choices: Sequence[int],
-        cost: float | None = None,
+        choices: Sequence[int],  # for `choose` in ascending order
+        cost: float | None = None,  # of each further token or canvas, in plain uses; None: measured
         *,
-        margin: float = 1.0,
-        spread: float = 0.0,
-        risk: float = 0.0,
-        loan: float = math.inf,
-        n_untimed: int = 1,
-        stale: int | None = None,
+        margin: float = 1.0,  # how much better than plain another has to be: clocks are noisy
+        spread: float = 0.0,  # standard deviation of a gain, as a share of it
+        risk: float = 0.0,  # share of the gains that may be lost
+        loan: float = math.inf,  # plain uses that may be lost beside them
+        n_untimed: int = 1,  # first uses of a choice, which allocate or compile and are not timed
+        stale: int | None = None,  # uses of others after which a cost is forgotten; None: never
     ) -> None:
         self.choices = tuple(choices)
         self._plain = self.choices[0]
@@ -79,9 +65,7 @@ class Tuner:
         return answer
 
     def add(self, choice: int, seconds: float, gain: float = 1.0, stage: int = 0) -> None:
-        """Count a use that took `seconds` and gained so many gains of plain uses. Seconds of a
-        choice are held against each other within a `stage`.
-        """
+        """Count a use; seconds of a choice are held against each other within a `stage`."""
         if self._is_stale(choice):
             self._seconds[choice] = ()
         self._n_uses += 1
@@ -149,21 +133,13 @@ class Tuner:
 
     def choose(
         self,
-        most: int,
-        hope: Callable[[int], float] | None = None,
+        most: int,  # the greatest that may be tried of those whose cost is not known
+        hope: Callable[[int], float] | None = None,  # what a use may gain; None: `Tuner.hope`
         *,
-        lag: float = 0.0,
-        kept: int | None = None,
+        lag: float = 0.0,  # of the slowest user behind the mean at a gain of 1; sqrt(n) times at n
+        kept: int | None = None,  # a choice that is kept as long as it may be better than plain
     ) -> int:
-        """The choice for the next use.
-
-        Args:
-            most: the greatest that may be tried of those whose cost is not known.
-            hope: what a use may gain; None: `Tuner.hope`.
-            lag: by how much the slowest of several users gains less than their mean, a share for a
-                gain of 1; n gains lag sqrt(n) times as much.
-            kept: a choice that is kept as long as it may be better than plain.
-        """
+        """The choice for the next use."""
         hope = hope or self.hope
         chosen = self._plain
         best = self._margin

@@ -50,16 +50,14 @@ class AcousticGroups(WindowPolicy):
 
     Args:
         window: tokens processed per pass.
-        radius: codes closer than this are in a group; 0 is the exact rule. Between "embeddings" it
-            is 1 minus the cosine (the paper's band is 0.55 to 0.62), between "codes" the Euclidean
-            distance.
+        radius: codes closer than this are in a group; 0 is the exact rule. Of "embeddings" it is 1
+            minus the cosine (the paper: 0.55 to 0.62), of "codes" Euclidean.
         vectors: of the tokens: "embeddings", the model's own, or "codes", those of its codec.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
 
-    Codes are the tokens that the layout allows, or all where there is none, without those that end
-    a row. Every other token is a group of its own. Under `attach` give a model that has words too
-    its `layout=mmaccel.Frames(…)`, or words are grouped as well.
+    Codes are tokens that the layout, if any, allows and that end no row; others are groups of their
+    own. Under `attach` a model with words needs its `layout=mmaccel.Frames(…)`.
 
     Loses: against `GroupedSpeculative` on `voices`, which has as many tokens a pass with fewer
     errors; from a radius of 0.7 on; on deep codebooks, whose embeddings are nearly orthogonal; on

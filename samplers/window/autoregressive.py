@@ -16,12 +16,10 @@ from mmaccel.samplers.window.seeded_sampling import choose_draws
 
 @dataclass(frozen=True)
 class Autoregressive(WindowPolicy):
-    """Token by token: what every generator does. Each draw is the argmax of the scores plus noise
-    that depends on (seed, item, slot).
+    """Token by token; each is the argmax of scores plus noise that depends on (seed, item, slot).
 
     Cost: as many passes as tokens.
-    Loses: as a rule; it wins where a pass costs in proportion to its tokens, as in large batches on
-    a small processor.
+    Loses: as a rule; it wins where a pass costs by its tokens: large batches on a small processor.
     """
 
     exactness: ClassVar[Exactness] = "bitwise"

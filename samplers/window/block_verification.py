@@ -10,8 +10,8 @@ with probability w_i given the first i, and the next token is distributed as p_(
 SJD-PV (arXiv 2603.06666) accepts two or more drafts by the product of their ratios where they are a
 phrase of a library: without the weights above, and with one token's residual, that is biased.
 
-A slot's acceptance depends on the drafts behind it. Drafts that are kept for the next pass would
-have another distribution then than the one recorded, so that they must all be drawn anew.
+A slot's acceptance depends on the drafts behind it: drafts kept for the next pass would not have
+the recorded distribution, so that all must be drawn anew.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def verify_block(
     """How many leading drafts of each row are accepted, and the target that replaces the next one.
 
     Args:
-        p_draft: `[B, W-1, V]`, from which the drafts were drawn, independently of each other given
-            what is on their left.
+        p_draft: `[B, W-1, V]`, from which drafts were drawn, independently given their left.
         coins: `[B, W-1]` uniform in (0, 1), fresh.
         is_over: `[B, W]` bool, slots behind a row's end; a block ends before them.
 

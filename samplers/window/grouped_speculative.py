@@ -49,12 +49,11 @@ class GroupedSpeculative(WindowPolicy):
         window: tokens processed per pass.
         group: ranks on either side that belong to a token's group; 0 is the exact rule.
         max_gap: members whose probability differs by this or more are left out, in [1e-6, 1].
-        groups: "ranks", as above, or "latent": the `neighbours` nearest codes of the image
-            tokenizer (LANTERN), for models that declare `codes`.
+        groups: "ranks" or "latent" (LANTERN), the nearest codes, for models that declare `codes`.
         neighbours: k of "latent".
         delta: most probability of neighbours that counts, in 0..1, for "latent".
         cap: most that a token's group has as a multiple of the token's own probability (LANTERN++),
-            at least 1, in place of `delta`; None takes `delta`.
+            at least 1, in place of `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
 
@@ -126,9 +125,8 @@ class GroupedSpeculative(WindowPolicy):
 def group_ratio(
     p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
 ) -> Tensor:
-    """min(1, P(G)/Q(G)) `[B, K, V]` for the group around every token: of rank r (by p_target,
-    falling) the ranks r-group … r+group-1 whose probability is less than `max_gap` away, and r
-    itself.
+    """min(1, P(G)/Q(G)) `[B, K, V]` for every token's group: of rank r (by p_target, falling) r
+    itself and the ranks r-group … r+group-1 whose probability is less than `max_gap` away.
     """
     ordered, order = (sort or sort_falling)(p_target)
     size = ordered.shape[-1]

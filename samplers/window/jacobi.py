@@ -30,12 +30,10 @@ from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window
 
 @dataclass(frozen=True)
 class Jacobi(WindowPolicy):
-    """Fixed-point decoding; same seed, same tokens as `Autoregressive`, for any window, batch and
-    draft source. The default.
+    """The default: same seed, same tokens as `Autoregressive`, for any window, batch and drafts.
 
     Args:
-        window: tokens processed per pass, at most where the drafts choose; or "adaptive" to choose
-            by measured cost.
+        window: tokens per pass, at most where drafts choose; or "adaptive", by measured cost.
         drafts: where drafts come from: a `DraftSource` or its short name (docs/drafts.md). "auto"
             is "suffix" of text ("ngram" where steps are captured); elsewhere the coarse model that
             ships with the model, else "previous-frame" in a clip and "neighbour".

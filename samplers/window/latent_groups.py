@@ -8,8 +8,8 @@ that mass by what the draft has itself instead: p(x) + m(x) <= cap p(x).
 
 Departures: a code is not its own neighbour, so that k counts others. What an acceptance spends in
 total variation is summed over all tokens, and reported; the residual is the exact rule's (LANTERN
-leaves the neighbourhood out of it), so that the sum is the whole deviation of a slot. It is at most
-cap - 1 under the multiplicative limit; under the additive one delta bounds each token alone.
+leaves the neighbourhood out of it), so that the sum is a slot's whole deviation: at most cap - 1
+under a cap; delta bounds each token alone.
 """
 
 from __future__ import annotations

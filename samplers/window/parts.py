@@ -113,9 +113,7 @@ class RunParts(StaticPart):
         )
 
     def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, `[B, W, V]`, or `[B, W, 1]` at temperature 0. Nobody
-        writes to it: it may be a view of what the next passes read.
-        """
+        """Frozen Gumbel noise `[B, W, V]`, at temperature 0 `[B, W, 1]`; nobody writes to it."""
         return self.pass_noise.frozen(self.noise, self.rows.slots)
 
     def fresh_noise(self) -> Fresh:

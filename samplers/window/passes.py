@@ -191,9 +191,8 @@ class RunPasses:
             self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
     def keep_accepted(self, scores: Tensor, n_new: Tensor) -> None:
-        """Let the next drafts begin from the last of `n_new` accepted slots, and not from the
-        right-most one, which depends on how many tokens other rows want.
-        """
+        """Let the next drafts begin from the last of `n_new` accepted slots."""
+        # not from the right-most one, which depends on how many tokens other rows want
         if self.reads_last:
             rows = torch.arange(len(scores), device=scores.device)
             self.last_scores.hold(scores[rows, (n_new - 1).clamp(min=0)])

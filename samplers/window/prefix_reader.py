@@ -21,8 +21,8 @@ FindRow = Callable[[int, int], int]
 
 
 class PrefixReader:
-    """What a run reads of a prefix tree, and leaves in it. A model whose rows cannot take over
-    entries of others is refused, and drafts of another model, whose cache would lack them.
+    """What a run reads of a prefix tree, and leaves in it. Models whose rows cannot take over
+    entries of others, and drafts of another model, are refused.
     """
 
     def __init__(
@@ -46,9 +46,7 @@ class PrefixReader:
             self._model.write_entries(row, ())
 
     def read(self, feed: PromptFeed, find_row: FindRow) -> None:
-        """Let prompts that have not begun take over what the tree holds, and let those wait whose
-        beginning others are about to process.
-        """
+        """Let prompts that have not begun take over what the tree holds, or wait for others."""
         tree = self._tree
         ahead: list[tuple[int, ...]] = []
         for row, cursor in feed.cursors.items():

@@ -23,9 +23,7 @@ class StepRecorder(ABC):
 
     @abstractmethod
     def record(self, name: str, value: Any, skipped: int = 0) -> None:
-        """Note "logits" or "scores" `[B, W, V]` of the current pass, or what a token model records
-        by another name, from entry `skipped` of the window on.
-        """
+        """Note "logits" or "scores" `[B, W, V]`, or else, of this pass from entry `skipped` on."""
 
     @abstractmethod
     def accept(self, first: Tensor, n_new: Tensor) -> None:
@@ -39,8 +37,7 @@ class StepRecorder(ABC):
 def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> None:
     """Let rows that have ended go on with a filler, `[]` int64, up to the end of the longest row:
     then, as after transformers' loop, the cache holds all but the last token of every row, and the
-    recorder has all slots. Cost: a pass of all rows for every 64 slots after the end of the
-    shortest row.
+    recorder has all slots. Cost: a pass for every 64 slots after the end of the shortest row.
     """
     rows = run.rows
     lengths = rows.n_generated.clone()

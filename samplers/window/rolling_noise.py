@@ -77,9 +77,7 @@ class RollingNoise:
         self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
-        """The noise `[B, W', V]` of slots `[B, W']`, consecutive in each row, W' <= W; of a single
-        row a view, which stays as it is until the next call.
-        """
+        """Noise `[B, W', V]` of W' <= W consecutive slots; a view until the next call."""
         width = slots.shape[1]
         parts = []
         for row, first in enumerate(slots[:, 0].tolist()):

@@ -44,13 +44,12 @@ from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
 @dataclass(frozen=True)
 class RowParallel(WindowPolicy):
     """Several rows of an image at once, each some columns behind the one above; reports what it
-    spent.
+    costs.
 
     Args:
         window: tokens processed per pass; of rows that are decoded together, all slots.
         ahead: columns by which a row is ahead of the one below it; a row's length is exact.
-        drafts: where drafts come from, as in `Jacobi`. They are part of what the model sees, so
-            that tokens depend on them.
+        drafts: where drafts come from, as in `Jacobi`; tokens depend on them.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
     Loses: where rows are short (16 tokens let four or five run together) and in large batches on a
@@ -140,9 +139,7 @@ def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tu
 
 
 def follow(p_last: Tensor, moved: Tensor, width: int) -> Tensor:
-    """Distributions `[B, W, V]` of a window that has moved on by `moved` `[B]` slots since `p_last`
-    `[B, W', V]`; of slots behind that its last one.
-    """
+    """`p_last` `[B, W', V]`, `moved` `[B]` slots on: `[B, W, V]`, past its end its last one."""
     slots = torch.arange(width, device=p_last.device)
     at = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)
     return p_last[torch.arange(len(at), device=at.device)[:, None], at]

@@ -109,9 +109,8 @@ class RunRows(StaticPart):
             counts[batch_slots] = 0
 
     def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Let passes gain nothing in some batch slots, `[n]`, until `restart`: their prompts are
-        not whole. `prompt` is that of all B slots, of these up to their next token, where passes
-        then write.
+        """Let passes gain nothing in some batch slots, `[n]`, until `restart`; `prompt` is that of
+        all B slots, of these up to the token where passes then write.
         """
         self.prompt = prompt
         self.lengths.copy_(prompt.lengths)

@@ -297,8 +297,8 @@ class WindowScheduler(Scheduler):
 
     @as_called()
     def _prefill(self, run: WindowRun, model: TokenModel) -> None:
-        """Process the planned chunk in a model, in passes of its own: one for each number of
-        tokens; of models that process all rows at once one, in which others overwrite the surplus.
+        """Process the planned chunk in passes of its own: one for each number of tokens, or, of
+        models that process all rows at once, one whose surplus is overwritten.
         """
         tokens = super().prompt().tokens.clamp(min=0)
         widths = sorted({part.n for part in self._planned})

@@ -20,10 +20,9 @@ from mmaccel.samplers.window.spread_codes import SpreadCodes
 
 
 def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
-    """What makes the draws of a run's passes: the kernel where it can run.
-
-    Logits processors, rules that no kernel applies, recorded scores and drafters that read scores
-    need the separate steps; under MMACCEL_KERNELS=triton the first two are refused.
+    """What makes the draws of a run's passes: the kernel, or the separate steps for logits
+    processors and rules that no kernel applies (refused under MMACCEL_KERNELS=triton), recorded
+    scores, and drafters that read scores.
     """
     without_kernel = run.params.without_kernel
     stepwise: Callable[[WindowRun], Draws] = StepwiseDraws

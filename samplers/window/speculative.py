@@ -1,10 +1,9 @@
 """Speculative decoding: all drafts of a pass are new, and the speculative rule accepts a prefix.
 
-Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023
-(arXiv 2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one
-(`mmaccel.samplers.drafting.draft_model`), or a source does; tokens that it is certain of have a
-one-hot distribution. The large model verifies all in one pass. Block verification: arXiv
-2403.10444.
+Y. Leviathan et al., ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023 (arXiv
+2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one
+(`mmaccel.samplers.drafting.draft_model`), or a source does; tokens that it is certain of are
+one-hot. The large model verifies all in one pass. Block verification: arXiv 2403.10444.
 
 Departures: every row proceeds at its own pace; see also those of the draft sources.
 """
@@ -42,20 +41,18 @@ class Speculative(WindowPolicy):
 
     Args:
         window: tokens that the target processes per pass; window - 1 of them are drafts.
-        draft_model: a causal LM of transformers or a `TokenModel`, with the target's vocabulary, or
-            None for `drafts`. It reads no images: of a prompt with some, only the text.
-        drafts: where drafts come from without a draft model, a draft source or its name: "ngram",
-            prompt lookup, or "vegas", the model itself over part of its cache.
+        draft_model: a causal LM of transformers or a `TokenModel`, with the target's vocabulary; it
+            reads only text. None: `drafts`.
+        drafts: without a draft model, a source or its name: "ngram", prompt lookup, or "vegas", the
+            model over part of its cache.
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=4, length=3)`; None: nothing. It asks for a draft model, which
             draws a `Comb` or a `Sequoia`, or for drafts that have alternatives.
         siblings: how several random drafts of a slot are drawn, and which one is accepted.
-        verification: "token", one draft after the other, or "block", all drafts of a chain
-            together, which accepts more.
+        verification: "token", draft by draft, or "block", a chain together, which accepts more.
 
     Loses: prompt lookup on images, whose n-grams hardly recur (1.04 tokens a pass on `scenes`);
-    draft models that are not several times cheaper (`stats.draft_passes` counts them). Steps are
-    not captured.
+    draft models not several times cheaper (see `stats.draft_passes`). Steps are not captured.
     """
 
     window: int = 8

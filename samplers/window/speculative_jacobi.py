@@ -1,22 +1,17 @@
 """Speculative Jacobi decoding: drafts from the last pass, accepted by the speculative rule.
 
 SJD: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free
-Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3. Coupled redraws: "MC-SJD:
-Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211, sections 4.1 and 4.2 (maximal and
-Gumbel).
+Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3. Coupled redraws: "MC-SJD",
+arXiv 2510.24211, sections 4.1 and 4.2 (maximal and Gumbel).
 
 A pass gives the target distribution p of every slot. Left to right, a slot's draft is accepted with
 probability min(1, p/q), where q is the distribution it was drawn from. The first slot that fails is
-redrawn from (p - q)+ and ends the accepted prefix. Later slots remain drafts and are redrawn from
-their new p, which becomes their recorded q:
+redrawn from (p - q)+ and ends the accepted prefix. Later slots are redrawn from their new p, the
+next q, so that a draft given its left is distributed as its q:
 
 - independent: afresh (SJD);
-- maximal: the old draft with probability min(1, p/q), else (p - q)+, so that as few drafts as
-  possible change;
+- maximal: the old draft with probability min(1, p/q), else (p - q)+, so that fewest change;
 - gumbel: argmax of log p plus the slot's frozen noise, so that an unchanged p repeats its token.
-
-Under every coupling a draft, given all slots on its left, is distributed as the recorded q, which
-is all that the rule needs.
 
 SJD-VP ("Speculative Jacobi Decoding with Verification Prediction", arXiv 2603.27115): `rising`
 extrapolates log p from the last two passes, and drafts are coupled to, and recorded with, what this
@@ -73,8 +68,8 @@ _MOST_CHANGE = 2.0  # nats; where a filter has moved, the change of log p says l
 
 @dataclass(frozen=True)
 class SpeculativeJacobi(WindowPolicy):
-    """SJD and MC-SJD: the distribution of `Autoregressive`, several tokens a pass. Drafts come from
-    the last pass's distributions and are kept by the speculative rule.
+    """SJD and MC-SJD: the distribution of `Autoregressive`; old drafts are kept by the speculative
+    rule.
 
     Args:
         window: tokens processed per pass.
@@ -90,8 +85,8 @@ class SpeculativeJacobi(WindowPolicy):
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
     Loses: where the same seed must give the plain loop's image; "independent" redraws all that is
-    far to the right, so that wide windows buy little; `rising` lost on `scenes` (4.9 tokens a pass
-    fall to 4.1 at 0.3).
+    far to the right, so that wide windows buy little; `rising` on `scenes` (4.9 tokens a pass fall
+    to 4.1 at 0.3).
     Figures: `scenes`, window 32, guidance 1: 4.7 tokens a pass ("maximal"), 4.6 ("gumbel"), 2.9
     ("independent", 3.6 with "block"); `Jacobi` 4.5.
     """
@@ -242,9 +237,7 @@ def _redraw_window(
     fresh: Fresh,
     is_other: bool,
 ) -> Tensor:
-    """The window's next contents `[B, W]`. `is_other`: drafts were accepted by another rule, or
-    another distribution, than the one by which drafts behind the rejection are kept.
-    """
+    """The window's next `[B, W]`; `is_other`: another rule or distribution accepted drafts."""
     compute = run.backend.run
     last = verified.last
     index = torch.arange(verified.p_target.shape[1], device=drafts.device)[None]

@@ -1,11 +1,10 @@
 """Arithmetic sampling: rows of one seed draw evenly spread samples.
 
-L. Vilnis, Y. Zemlyanskiy, P. Murray, A. Passos, S. Sanghai, "Arithmetic Sampling: Parallel Diverse
-Decoding for Large Language Models", ICML 2023 (arXiv 2210.15458), section 4. A row has a code in
-0..1. The tokens of a slot divide the interval by their probabilities, in the order of their ids;
-the row takes the token whose part its code lies in, and that part, stretched to 0..1, is divided
-at the next slot. A uniform code makes an exact sample. N codes that divide 0..1 evenly make samples
-that repeat no more than they must: of N rows, floor(N p) or ceil(N p) begin with any text of
+L. Vilnis et al., "Arithmetic Sampling: Parallel Diverse Decoding for Large Language Models", ICML
+2023 (arXiv 2210.15458), section 4. A row has a code in 0..1. The tokens of a slot divide the
+interval by their probabilities, in the order of their ids; the row takes the token whose part its
+code lies in, and that part, stretched to 0..1, is divided at the next slot. A uniform code is an
+exact sample; of N codes that divide 0..1 evenly, floor(N p) or ceil(N p) begin with a text of
 probability p >= 1 / N.
 
 The code after a slot is a function of the tokens so far and their distributions, so that a pass

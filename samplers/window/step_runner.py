@@ -52,9 +52,8 @@ class Once(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What two runs must have in common so that one can replay the other's graphs: these are
-    constants and addresses there. Seeds, prompts, lengths and ids of stop tokens are static inputs
-    instead.
+    """What two runs must have in common so that one can replay the other's graphs: its constants
+    and addresses. Seeds, prompts, lengths and stop tokens are static inputs.
     """
 
     model: ref[Any]  # the module whose forward passes these are

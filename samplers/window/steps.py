@@ -1,8 +1,7 @@
 """The steps of a run: what they hand to each other, and how they are carried out, maybe as graphs.
 
-A captured step runs no Python when it is replayed. So a value reaches the next step only in a
-tensor that both know: `Held` stores a value in the same tensor every time. Which of them a run's
-first pass stores is known after it was carried out once, also to the runs that replay it.
+A replayed step runs no Python: a value reaches the next step only in a tensor that both know,
+`Held`. Which of them a run's first pass stores is known after it was carried out once.
 """
 
 from __future__ import annotations
@@ -138,9 +137,7 @@ class RunSteps(StaticPart):
         return is_usual
 
     def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
-        """Fill in statistics. The format of passes is empty where all were replayed: then it is
-        that of the run that captured them.
-        """
+        """Fill in statistics; without a format, of replays, it is that of the run that captured."""
         self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures
         stats.runner = self.runner.name
@@ -181,9 +178,7 @@ class Held:
             stored.copy_(value)
 
     def room(self, shape: tuple[int, ...]) -> Tensor:
-        """A float32 tensor to write what `hold` will store. Where steps are static it is the stored
-        one, so that what the last step stored there has been read before.
-        """
+        """A float32 tensor for `hold` to store, in static steps the stored one, read before."""
         steps = self._steps
         stored = steps.tensors.get(self._name) if steps.runner.is_static else None
         if stored is not None:
@@ -208,9 +203,8 @@ def static_tensors(run: WindowRun) -> dict[str, Tensor]:
 
 @as_called()
 def make_graph_key(run: WindowRun) -> GraphKey | None:
-    """The key of a run; None where its graphs cannot serve another one: without a cache, with a
-    logits processor, for a model without buffers that outlive it, or a policy or layout without a
-    hash.
+    """The key of a run; None where its graphs cannot serve another: no cache, a logits processor, a
+    model without buffers that outlive it, or a policy or layout without a hash.
     """
     runner = run.runner
     model = run.model

@@ -108,9 +108,8 @@ class AdaptiveWidth(FixedWidth):
 
 
 class RunWidth(FixedWidth):
-    """The width of a whole run, such as a frame of codes, whose passes are too few to measure one:
-    they are narrow at its end, and the first one has no drafts. So a run's mean pass is measured,
-    and what is learned serves the runs that follow. All widths have the graphs of the widest.
+    """The width of a whole run, such as a frame of codes, with too few passes to measure one: a
+    run's mean pass is measured, for the runs that follow. All widths have the graphs of the widest.
     """
 
     def __init__(self, tuner: Tuner, rows: int, length: int, *, is_cut: bool = True) -> None:
