@@ -105,7 +105,7 @@ class Modality(ABC):
                 )
         kind = pipe.model.kind
         default, options = loading.pick_name(self.policy, {**self.options}, kind)
-        name = row.policy or default
+        name = default if row.policy is None else row.policy
         options = options if name == default else {}
         options |= {key: value for key, value in row.params.items() if key not in self.beside}
         name, options = loading.pick_name(name, options, kind)

@@ -1,4 +1,4 @@
-"""`Plan`: constructors, reduce, restore, and the laws that `find_broken_laws` knows."""
+"""`Plan`: constructors, reduce, restore, and the invariants that `find_violations` knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.reduction.visual_tokens.plan import (
-    find_broken_laws,
+    find_violations,
     keep_tokens,
     merge_tokens,
     reduce,
@@ -27,7 +27,7 @@ def test_indices_and_masks_make_the_same_plan() -> None:
         assert plan.keep.tolist() == [[1, 3, 4], [1, 4, -1]]
         assert plan.assign.tolist() == [[-1, 0, -1, 1, 2, -1], [-1, 0, -1, -1, 1, -1]]
         assert plan.size.tolist() == [[1, 1, 1], [1, 1, 0]]
-        assert plan.counts.tolist() == [3, 2] and find_broken_laws(plan, VALID) == []
+        assert plan.counts.tolist() == [3, 2] and find_violations(plan, VALID) == []
 
 
 def test_pruning_copies_bits() -> None:
@@ -52,7 +52,7 @@ def test_merging_is_a_weighted_mean_and_restore_copies_it_back() -> None:
     target = torch.tensor([[0, 0, 3, 3, 3, -1], [-1, 1, 1, -1, 4, -1]])
     mass = torch.tensor([[1.0, 3, 1, 1, 2, 9], [9, 1, 1, 9, 1, 9]])
     plan = merge_tokens(target, VALID, mass)
-    assert find_broken_laws(plan, VALID) == []
+    assert find_violations(plan, VALID) == []
     x = X.clone()
     x[1, 4, 0] = -0.0
     y = reduce(x, plan)
@@ -86,9 +86,9 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-def test_broken_laws_are_found() -> None:
+def test_broken_invariants_are_found() -> None:
     target = torch.tensor([[0, 0, 2, 2, 4, -1], [-1, 1, 1, -1, 4, -1]])
     plan = merge_tokens(target, VALID)
-    assert find_broken_laws(plan, VALID) == []
-    for law, changes in BROKEN.items():
-        assert law in "; ".join(find_broken_laws(replace(plan, **changes), VALID)), law
+    assert find_violations(plan, VALID) == []
+    for invariant, changes in BROKEN.items():
+        assert invariant in "; ".join(find_violations(replace(plan, **changes), VALID)), invariant

@@ -29,7 +29,7 @@ from mmaccel.reduction.visual_tokens import (
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan
 from tests.reduction import test_references
-from tests.reduction.test_laws import check_counts, check_rows
+from tests.reduction.test_invariants import check_counts, check_rows
 from tests.reduction.test_planted import check_attention
 
 Patch = pytest.MonkeyPatch

@@ -55,7 +55,7 @@ def decode(policy: Policy, *given: Any, **options: Any) -> Generation:
 
 
 def assert_like(made: Generation, wanted: Generation) -> None:
-    """Accepted drafts say what drafts were, and tokens of `mc-sjd` which laws were recorded."""
+    """Accepted drafts say what drafts were, and tokens of `mc-sjd` which distributions were recorded."""
     assert made.tokens.equal(wanted.tokens) and made.passes.equal(wanted.passes)
     assert made.stats.accepted == wanted.stats.accepted
     variation = wanted.stats.total_variation
@@ -123,8 +123,8 @@ def draft_one_less(patch: Patch) -> None:
     _alter(patch, lambda row: row._replace(neighbours=row.neighbours[:-1]))
 
 
-def keep_laws(patch: Patch) -> None:
-    """The laws of corrected drafts are those before their correction."""
+def keep_distributions(patch: Patch) -> None:
+    """The distributions of corrected drafts are those before their correction."""
     correct = CoarseDrafter.correct
 
     def wrong(self: Any, run: Any, drafts: Any, noise: Any, p_draft: Any = None) -> Any:
@@ -144,7 +144,7 @@ def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:
 
 BUGS = (
     take_the_slot_before, see_the_new_slots, take_the_slot_behind, leave_noise_out, draft_one_less,
-    keep_laws,
+    keep_distributions,
 )  # fmt: skip
 
 

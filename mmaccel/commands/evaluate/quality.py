@@ -66,15 +66,18 @@ class Compared:
             else:
                 others = list_items(Path(self.against), kind.suffixes)
                 n_others, parts = len(others), kind.read(others, size)
-            own, theirs = extract_all(kind.read(items, size), extract), extract_all(parts, extract)
-            for option_name, features in (("FOLDER", own), ("--against or --count", theirs)):
+            sets = []
+            of_folder = kind.read(items, size)
+            for option_name, batches in (("FOLDER", of_folder), ("--against or --count", parts)):
+                features = extract_all(batches, extract)
+                sets.append(features)
                 if len(features) < 2:
                     raise OptionError(
                         f"{option_name}: expected at least 2 rows of features, since distances are "
                         f"of sets, received {len(features)}; give more"
                     )
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
-            report |= measure_distances(own, theirs, self.seed)
+            report |= measure_distances(*sets, self.seed)
         verdicts = reports.judge_items(kind, items, size)
         if kind.judge is not None:
             report["captions"] = reports.sum_verdicts(verdicts)

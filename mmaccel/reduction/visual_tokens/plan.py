@@ -84,7 +84,7 @@ def _to_mask(chosen: Tensor, valid: Tensor) -> Tensor:
 
 def check_plan(plan: Plan, valid: Tensor) -> None:
     """Check what a method of somebody else may get wrong, of valid tokens `[B, N]` bool; of the
-    rest see `find_broken_laws`. Cost: one host synchronisation.
+    rest see `find_violations`. Cost: one host synchronisation.
     """
     check_kind("plan", plan, Plan, "return keep_tokens(...) or merge_tokens(...)")
     rows, n = valid.shape
@@ -192,8 +192,8 @@ def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
     return values.gather(1, index).masked_fill(assign.view(shape) < 0, fill)
 
 
-def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> list[str]:
-    """The laws of `Plan` that a plan breaks, in words; `valid` and `size` as in `merge_tokens`."""
+def find_violations(plan: Plan, valid: Tensor, size: Tensor | None = None) -> list[str]:
+    """Broken invariants of `Plan`, in words; `valid` and `size` as in `merge_tokens`."""
     broken = []
     n, (batch, slots) = valid.shape[1], plan.keep.shape
     used = plan.valid

@@ -1,4 +1,4 @@
-"""The laws of every method: identity, exact counts, independence of batch and padding, seeds."""
+"""Invariants of every method: identity, exact counts, independence of batch and padding, seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import REDUCERS, make
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.reduction.visual_tokens.plan import find_broken_laws, reduce, restore, sum_slots
+from mmaccel.reduction.visual_tokens.plan import find_violations, reduce, restore, sum_slots
 from tests.reduction.methods import ALL, CASES
 from tests.reduction.samples import of_row
 
@@ -46,11 +46,11 @@ def test_counts_are_exact_and_plans_lawful(name: str, keep: float) -> None:
 
 
 def check_counts(name: str, keep: float) -> None:
-    """Exact sorted unique counts, and the laws of a plan."""
+    """Exact sorted unique counts, and the invariants of a plan."""
     case = CASES[name]
     context = case.context(before=1, after=2)
     plan = case.make(keep=keep).plan(context)
-    assert find_broken_laws(plan, context.valid) == []
+    assert find_violations(plan, context.valid) == []
     for row, sample in enumerate(case.rows()):
         exact = max(1, int(Fraction(str(keep)) * sample.n + Fraction(1, 2)))
         if type(case.make(keep=keep)).__name__ == "EVS":  # its first frame stays
@@ -139,7 +139,7 @@ def test_a_row_without_images_and_a_row_of_one_token(name: str) -> None:
     context.valid[1, 1:] = False
     context.initial.copy_(context.counts)
     plan = case.make(keep=0.3).plan(context)
-    assert find_broken_laws(plan, context.valid) == []
+    assert find_violations(plan, context.valid) == []
     assert plan.counts[:2].tolist() == [0, 1]
 
 
@@ -150,7 +150,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     context = case.context()
     object.__setattr__(context, "x", context.x.to(dtype))
     plan = case.make(keep=0.3).plan(context)
-    assert find_broken_laws(plan, context.valid) == []
+    assert find_violations(plan, context.valid) == []
     assert reduce(context.x, plan).dtype == dtype and plan.weight.dtype == torch.float32
 
 
@@ -166,7 +166,7 @@ def test_equal_tokens_are_told_apart_by_index(name: str) -> None:
     object.__setattr__(context, "_attention", lambda *_: flat)
     object.__setattr__(context, "_keys", lambda _: flat[..., None, None].expand(-1, -1, 2, 8))
     plan = case.make(n_keep=30).plan(context)
-    assert find_broken_laws(plan, context.valid) == []
+    assert find_violations(plan, context.valid) == []
     if name in ("FastV", "PyramidDrop", "LazyLLM", "ILRe", "DivPrune", "DART without text"):
         assert (plan.keep == torch.arange(30)).all()
 
@@ -179,7 +179,7 @@ def test_sizes_of_earlier_merges_count(name: str) -> None:
     alone = case.make(keep=0.3).plan(context)
     context.size.copy_(1 + torch.arange(context.size.numel()).view_as(context.size) % 3)
     plan = case.make(keep=0.3).plan(context)
-    assert find_broken_laws(plan, context.valid, context.size) == []
+    assert find_violations(plan, context.valid, context.size) == []
     assert torch.equal(plan.assign, alone.assign) and (alone.size > 1).any()
     mass = (alone.weight * context.size)[..., None]
     totals = restore(sum_slots(mass, plan.assign, plan.keep.shape[1]), plan)
