@@ -55,7 +55,7 @@ def decode(policy: Policy, *given: Any, **options: Any) -> Generation:
 
 
 def assert_like(made: Generation, wanted: Generation) -> None:
-    """Accepted drafts say what drafts were, and tokens of `mc-sjd` which distributions were recorded."""
+    """Drafts, by those accepted, and the recorded distributions, by the tokens of `mc-sjd`."""
     assert made.tokens.equal(wanted.tokens) and made.passes.equal(wanted.passes)
     assert made.stats.accepted == wanted.stats.accepted
     variation = wanted.stats.total_variation

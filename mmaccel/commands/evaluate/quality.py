@@ -77,7 +77,7 @@ class Compared:
                         f"of sets, received {len(features)}; give more"
                     )
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
-            report |= measure_distances(*sets, self.seed)
+            report |= measure_distances(sets[0], sets[1], self.seed)
         verdicts = reports.judge_items(kind, items, size)
         if kind.judge is not None:
             report["captions"] = reports.sum_verdicts(verdicts)
