@@ -51,6 +51,7 @@ GLOSSARY = {
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),
     "own scheduler": Word("a scheduler of LLaDA2Pipeline's", "try EntropyBounded()"),
+    "scales": Word("scales of tokens that a pass computes at once", "choose LosslessUnmask()"),
     "seeds": Word("noise by seeds", "give generator= to the call"),
     "shared prompts": Word("rows that read one stored prompt together", "set share_prefix='auto'"),
     "token layouts": Word("tokens that are known slot by slot"),

@@ -140,6 +140,7 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
             "confident slots, and an uncertain one where they are few",
         ),
         "learned-filter": ("learned_filter:LearnedFilter", "slots that a trained filter picks"),
+        "next-scale": ("next_scale:NextScale", "a scale of an image a pass"),
     },
     "drafts": {
         "auto": (
@@ -320,6 +321,7 @@ DENOISER_SERVICE = f"{_DIFFUSION}service:DenoiserService"
 IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `ImageModel`
     "words": "mmaccel.pipelines.models.scenes:load_words",
     "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
+    "scale-words": "mmaccel.pipelines.models.scenes_var:load_scale_words",
     "janus": "mmaccel.pipelines.models.janus:load_janus",
     "emu3": "mmaccel.pipelines.models.emu3:load_emu3",
     "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
@@ -355,6 +357,9 @@ MODELS: dict[str, DemoModel] = {
 }
 MODELS["scenes-masked"] = replace(
     MODELS["scenes"], summary="the same images and words, filled in any order"
+)
+MODELS["scenes-var"] = replace(
+    MODELS["scenes"], summary="the same images and words, scale by scale: 204 tokens in 8 passes"
 )
 DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""

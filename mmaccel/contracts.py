@@ -51,6 +51,7 @@ NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why i
     "fused decoder": "its passes are the model's own",
     "mixed passes": "its passes are over whole canvases",
     "own scheduler": "a policy chooses what is committed",
+    "scales": "its slots are of one scale",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
 }
@@ -385,6 +386,8 @@ class Denoiser(Model):
             open slots hold random tokens.
         block: positions per block of a block-causal model, counted from a row's first token: an
             entry's logits depend on no later block. None where everything depends on everything.
+        lengths: slots of each block, for blocks of unequal lengths, such as the scales of an image,
+            together the slots of a canvas: a slot's logits depend on the blocks before alone.
         supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
             later passes under a mask per entry; `kv_cache_reason` says why not. Without it every
             pass covers all columns in order: `cache_indices` counts from 0, and `reads` is `[R, 1,
@@ -400,6 +403,7 @@ class Denoiser(Model):
     offers = frozenset(GLOSSARY) - OF_LAYERS - NOT_OF_CANVASES.keys() - OF_CACHED_CANVASES
     mask_token: int | None
     block: int | None = None
+    lengths: tuple[int, ...] | None = None
     supports_kv_cache: bool = False
     kv_cache_reason: str = ""
     any_rows: bool = False
@@ -463,6 +467,14 @@ class Layout(Protocol):
 
         None allows all tokens.
         """
+
+
+@runtime_checkable
+class GuidedLayout(Layout, Protocol):
+    """A layout whose slots are guided by different shares."""
+
+    def guidance_share(self, slots: Tensor) -> Tensor:
+        """Slots `[B, W]` to `[B, W]` float32: the guidance scale s counts as 1 + share (s - 1)."""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,19 @@ says so where a word of `mmaccel.capabilities.GLOSSARY` asks for it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, Pass
+from mmaccel.contracts import CanvasPass, Pass, Prompt
 from mmaccel.results import BlockCounts, StepBytes
+
+Branch = Callable[[Tensor, Tensor | None], Tensor]
+"""(entries `[R, E, W]`, numbers `[R, m]` of those to compute, None for all) -> `[R, m, W]`."""
+Around = Callable[[tuple[int, str], Tensor, Branch], Tensor]
+"""(layer and part, entries `[R, E, W]`, branch) -> what the branch adds to all of them."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,31 @@ class CanvasDrafts(ABC):
     def forward_canvas(self, entries: Pass) -> Tensor:
         """As `forward`, logits `[R, W, V]` of entries that see each other and all that was cached
         before them; the next `forward` writes anew what it has written.
+        """
+
+
+class ScalePasses(ABC):
+    """Of a `Denoiser` with `lengths`: passes over one scale, whose entries are final ("scales")."""
+
+    @abstractmethod
+    def begin(self, prompt: Prompt) -> None:
+        """Rows of a run, before its first pass, after `reserve`."""
+
+    @abstractmethod
+    def restart(self, rows: Tensor, prompt: Prompt) -> None:
+        """Other rows stand at `rows` `[n]` int64 of the B asked for; `prompt` is that of all."""
+
+    @abstractmethod
+    def forward_scale(
+        self, scale: int, before: Tensor | None, rows: Tensor | None, around: Around | None
+    ) -> tuple[Tensor, int]:
+        """Logits `[G * b, n, V]` of all n slots of a scale, in b of the rows asked for, and how
+        many entries of a row were computed.
+
+        Args:
+            before: tokens `[b, m]` of the scale before; None at the first.
+            rows: `[b]` int64, which rows; None: all B.
+            around: computes what each part of a layer adds; None: all of it.
         """
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import ANY_INT, MANY, check_fields, within
-from mmaccel.contracts import Layout
+from mmaccel.contracts import GuidedLayout, Layout
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels.adaptive import (
     cool_by_divergence,
@@ -171,7 +171,10 @@ class SamplingParams:
     ) -> Tensor:
         """Raw logits `[R, W, V]` under guidance and the structural mask, `[B, W, V]` float32."""
         self.check_branches(branches)
-        scores = guide(logits.float(), branches, self.guidance_scale)
+        scale: float | Tensor = self.guidance_scale
+        if branches == 2 and isinstance(layout, GuidedLayout):
+            scale = 1 + layout.guidance_share(slots)[..., None] * (scale - 1)
+        scores = guide(logits.float(), branches, scale)
         allowed = layout.allowed(slots) if layout is not None else None
         return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
 

@@ -42,11 +42,10 @@ class ResidualBlock(nn.Module):
 
 
 @dataclass(frozen=True)
-class ImageTokenizerConfig:
-    """Sizes of a tokenizer; `width` are channels, `depth` residual blocks."""
+class AutoencoderConfig:
+    """Sizes of encoder and decoder; `width` are channels, `depth` residual blocks."""
 
     size: int = within(64, 4, 1024)  # sides of an image in pixels, a multiple of `patch`
-    levels: tuple[int, ...] = within((8, 5, 5, 5), 2, 4096)  # their product is `vocab_size`
     encoder_width: int = within(64, 8, 4096)
     encoder_depth: int = within(2, 0, 64)
     decoder_width: int = within(96, 8, 4096)  # at token resolution
@@ -56,6 +55,42 @@ class ImageTokenizerConfig:
     patch: int = within(4, 4, 32)  # sides of a token in pixels, even
 
 
+@dataclass(frozen=True)
+class ImageTokenizerConfig(AutoencoderConfig):
+    """Sizes of a tokenizer."""
+
+    levels: tuple[int, ...] = within((8, 5, 5, 5), 2, 4096)  # their product is `vocab_size`
+
+
+def make_encoder(config: AutoencoderConfig, channels: int) -> nn.Sequential:
+    """Images [B, 3, H, W] in -1..1 to latents [B, channels, h, w]."""
+    patch, width = config.patch, config.encoder_width
+    return nn.Sequential(
+        nn.PixelUnshuffle(patch),
+        nn.Conv2d(3 * patch**2, width, 3, padding=1),
+        *(ResidualBlock(width) for _ in range(config.encoder_depth)),
+        nn.GroupNorm(8, width),
+        nn.SiLU(),
+        nn.Conv2d(width, channels, 1),
+    )
+
+
+def make_decoder(config: AutoencoderConfig, channels: int) -> nn.Sequential:
+    """Latents [B, channels, h, w] to images [B, 3, H, W], about -1..1."""
+    patch, wide, fine = config.patch, config.decoder_width, config.fine_width
+    return nn.Sequential(
+        nn.Conv2d(channels, wide, 3, padding=1),
+        *(ResidualBlock(wide) for _ in range(config.decoder_depth)),
+        nn.Conv2d(wide, fine * (patch // 2) ** 2, 1),
+        nn.PixelShuffle(patch // 2),
+        *(ResidualBlock(fine) for _ in range(config.fine_depth)),
+        nn.GroupNorm(8, fine),
+        nn.SiLU(),
+        nn.Conv2d(fine, 12, 3, padding=1),
+        nn.PixelShuffle(2),
+    )
+
+
 class ImageTokenizer(nn.Module):
     """Encodes images to token grids and decodes them."""
 
@@ -63,30 +98,11 @@ class ImageTokenizer(nn.Module):
         super().__init__()
         self.config = config
         self.size = config.size
-        patch = config.patch
-        self.grid = (self.size // patch, self.size // patch)
+        self.grid = (self.size // config.patch, self.size // config.patch)
         self.quantizer = FiniteScalarQuantizer(config.levels)
         self.vocab_size = self.quantizer.vocab_size
-        width, wide, fine = config.encoder_width, config.decoder_width, config.fine_width
-        self.encoder = nn.Sequential(
-            nn.PixelUnshuffle(patch),
-            nn.Conv2d(3 * patch**2, width, 3, padding=1),
-            *(ResidualBlock(width) for _ in range(config.encoder_depth)),
-            nn.GroupNorm(8, width),
-            nn.SiLU(),
-            nn.Conv2d(width, len(config.levels), 1),
-        )
-        self.decoder = nn.Sequential(
-            nn.Conv2d(len(config.levels), wide, 3, padding=1),
-            *(ResidualBlock(wide) for _ in range(config.decoder_depth)),
-            nn.Conv2d(wide, fine * (patch // 2) ** 2, 1),
-            nn.PixelShuffle(patch // 2),
-            *(ResidualBlock(fine) for _ in range(config.fine_depth)),
-            nn.GroupNorm(8, fine),
-            nn.SiLU(),
-            nn.Conv2d(fine, 12, 3, padding=1),
-            nn.PixelShuffle(2),
-        )
+        self.encoder = make_encoder(config, len(config.levels))
+        self.decoder = make_decoder(config, len(config.levels))
 
     def latent(self, images: Tensor) -> Tensor:
         """Images [B, 3, size, size] in 0..1 to unquantized latents [B, h, w, D]."""

@@ -40,10 +40,13 @@ class WordPrompts(PromptedModel):
         self, window: TokenModel | Denoiser, tokenizer: VisualTokenizer, words: CaptionWords
     ) -> None:
         side: int = tokenizer.size  # type: ignore[attr-defined]
-        super().__init__(window, Grid(*tokenizer.grid, tokenizer.vocab_size), (side, side))
+        super().__init__(window, self.make_layout(tokenizer), (side, side))
         self.tokenizer, self.words = tokenizer, words
         self.pad = words.pad
         self.examples = (words.words[0],)
+
+    def make_layout(self, tokenizer: Any) -> Any:
+        return Grid(*tokenizer.grid, tokenizer.vocab_size)
 
     def encode(self, text: str) -> list[int]:
         return self.words.encode(text)

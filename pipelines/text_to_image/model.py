@@ -24,6 +24,7 @@ from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.policies import check_policy
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.tokenizers_vq.grid import Grid
@@ -48,7 +49,7 @@ class PromptedModel(ABC):
 
     window: Any  # a TokenModel or a Denoiser
 
-    def __init__(self, window: TokenModel | Denoiser, layout: Grid, size: tuple[int, int]) -> None:
+    def __init__(self, window: TokenModel | Denoiser, layout: Any, size: tuple[int, int]) -> None:
         self.window, self.layout, self.size = window, layout, size
 
     @property
@@ -283,7 +284,8 @@ def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """A policy as `read_policy` takes it, or for None an exact one of the model's kind."""
     kind = window.kind
     if policy is None:
-        policy = Jacobi() if kind == "window" else LosslessUnmask()
+        by_scale = kind == "canvas" and not window.lack("scales")
+        policy = Jacobi() if kind == "window" else NextScale() if by_scale else LosslessUnmask()
     policy = read_policy(policy)
     check_policy(policy, kind)
     return policy

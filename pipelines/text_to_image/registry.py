@@ -64,6 +64,9 @@ def find_image_family(source: Path, name: str | Path) -> str:
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"
     if (source / "words.json").exists():
+        config = read_json(source / "config.json", may_lack=True)
+        if config.get("class") == "NextScaleTransformer":
+            return "scale-words"
         return "words" if read_masked(source) is None else "masked-words"
     pipeline = read_json(source / "model_index.json", may_lack=True).get("_class_name")
     if pipeline == "GlmImagePipeline":

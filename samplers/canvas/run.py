@@ -94,6 +94,7 @@ class CanvasRun:
             mask_token=model.mask_token,
             block=block,
             is_own=model.block is not None,
+            lengths=model.lengths,
         )
         self.canvas = self._blank(prompt)  # what is committed
         if self.scheduler is not None:  # a batch slot may wait for its first row
@@ -108,6 +109,8 @@ class CanvasRun:
         self._reported = self.canvas.lengths  # [B], slots that `on_step` has received
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
+        if model.lengths is not None:
+            width = max(model.lengths)
         self.model_pass = pass_type(
             model, prompt, self.canvas, width, params, noise, as_plan(policy.cache), copies, layout
         )

@@ -27,7 +27,7 @@ PER_ROW = (
 class Canvas:
     """Slots of B rows, L each, in blocks of `block`; None takes the canvas as one. Tokens that the
     prompt's layout forces are committed from the start. Blocks of the model's own (`is_own`) count
-    from a row's first token.
+    from a row's first token; those of `lengths` follow each other from the first slot on.
 
     A row's active block, `start` to `end`, is the first with an open slot; both are `limit` where
     none is open. A stop token does not shorten it, so that passes attend to as much as before.
@@ -40,6 +40,7 @@ class Canvas:
         mask_token: int | None,
         block: int | None,
         is_own: bool = False,
+        lengths: tuple[int, ...] | None = None,
     ) -> None:
         batch = prompt.batch
         device = prompt.tokens.device
@@ -53,6 +54,11 @@ class Canvas:
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
         self._block = block
+        self._bases = None  # [L], where the block of a slot begins, of blocks of unequal lengths
+        if lengths is not None:
+            sizes = self.slots.new_tensor(lengths)
+            self._bases = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+            self._ends = self._bases + sizes.repeat_interleave(sizes)
         self._offset = torch.zeros_like(self.limit)  # by which a row's first block is shorter
         if is_own and block is not None:
             self._offset = prompt.lengths[:batch] % block
@@ -149,6 +155,9 @@ class Canvas:
         if self._block is not None:
             base = (first + self._offset) // self._block * self._block - self._offset
             end = (base + self._block).clamp(max=self.length)
+        if self._bases is not None:
+            at = first.clamp(max=self.length - 1)
+            base, end = self._bases[at], self._ends[at]
         if self.blocks_are_adjacent:
             inside = first < self.end
             base = torch.where(inside, self.base, first)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 IGNORE = -100
 """The label of what is not learnt."""
+_LAYERS = re.compile(r"\b(layers|blocks)\.\d+\.")  # in names of the matrices that Muon moves
 _SAVED_EVERY = 180  # seconds
 
 Batch = tuple[Tensor, Tensor]  # what a model reads, and what it is to say
@@ -179,7 +181,7 @@ def _note(work: Path, line: dict[str, Any]) -> None:
 def _make_optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon where a language model has matrices in layers."""
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = {name: p for name, p in own.items() if p.ndim == 2 and ".layers." in name}
+    matrices = {name: p for name, p in own.items() if p.ndim == 2 and _LAYERS.search(name)}
     rest = [p for name, p in own.items() if name not in matrices]
     adam = torch.optim.AdamW(rest, plan.rate_rest, betas=(0.9, 0.98), weight_decay=0.01)
     if not matrices:

@@ -12,8 +12,9 @@ from mmaccel.catalog import DEMO_WEIGHTS
 from mmaccel.demo.recall.words import ANSWERED, WORDS, make_tokenizer
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
+from mmaccel.tokenizers_vq.multi_scale import load_multi_scale
 from mmaccel.tokenizers_vq.speech_codec import load_codec
-from scripts.training import grammar, recall, scenes, stdlib, voices, vqa, vqa_tower
+from scripts.training import grammar, next_scale, recall, scenes, stdlib, voices, vqa, vqa_tower
 from scripts.training.loop import WEIGHTS, Plan, Task
 from scripts.training.voices_data import open_pool
 from scripts.training.voices_words import LONGEST, SPEAKERS, save_text_side
@@ -74,6 +75,17 @@ def _finish_masked(work: Path, target: Path) -> None:
     _write(target, facts | {"picture_tokenizer": "scenes"})
 
 
+def _finish_next_scale(work: Path, target: Path) -> None:
+    words = scenes.STILLS.vocabulary(load_multi_scale(target).vocab_size)
+    _write(target, {"words": words.words, "max_words": words.max_words})
+
+
+def _open_next_scale(stage: str, work: Path, device: str) -> Task:
+    if stage == "tokenizer":
+        return next_scale.Tokenizer(scenes.STILLS)
+    return next_scale.Generator(scenes.STILLS, _weights(work, "tokenizer"), device)
+
+
 def _finish_vqa(work: Path, target: Path) -> None:
     make_processor().save_pretrained(target / "processor")
 
@@ -117,6 +129,7 @@ MODELS = {
         ),
         _finish_masked,
     ),
+    "scenes-var": Model(next_scale.PLANS, _open_next_scale, _finish_next_scale, PICTURES),
     "moving-scenes": Model(
         scenes.PLANS["moving-scenes"],
         _open_pictures(scenes.CLIPS),

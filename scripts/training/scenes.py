@@ -16,6 +16,7 @@ brought the validation bound to 4.19 nats per token, and to 4.57 with logits at 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def object_weight(images: Tensor, gain: float = 3.0) -> Tensor:
     return weight / weight.mean()
 
 
-def psnr(tokenizer: ImageTokenizer, images: Tensor) -> float:
+def psnr(tokenizer: Any, images: Tensor) -> float:
     """Of the mean error of reconstructions of images [N, 3, 64, 64] uint8, in decibels."""
     errors = []
     for part in images.split(100):
@@ -163,13 +164,15 @@ class Generator(Task):
 
     def __init__(self, kind: Kind, tokenizer: Path, device: str = "cpu") -> None:
         self.kind, self.device = kind, device
-        self.tokenizer = load_tokenizer(tokenizer).to(device)
+        self.tokenizer = self.open_tokenizer(tokenizer).to(device)
         self.words = kind.vocabulary(self.tokenizer.vocab_size)
         rows, columns = self.tokenizer.grid
         self.n_tokens = kind.world.n_frames * rows * columns
         self.train_seed, seed, _ = kind.seeds
         firsts = range(0, _CHECKED, _CHECK_BATCH)
         self.checks = [self._examples(seed, range(k, k + _CHECK_BATCH)) for k in firsts]
+
+    open_tokenizer: Callable[[Path], Any] = staticmethod(load_tokenizer)
 
     def build(self, before: Path | None) -> Any:
         return build_llama(
@@ -190,13 +193,16 @@ class Generator(Task):
             _, captions, frames = self.kind.world.make(seed, indices)
         is_dropped = np.random.default_rng((seed, 1, indices.start)).random(len(captions)) < drop
         tokens = self.tokenizer.encode(frames.flatten(0, 1).float() / 255)
-        rows = []
-        for caption, gone, own in zip(
-            captions, is_dropped, tokens.view(len(captions), -1).tolist(), strict=True
-        ):
-            prompt = self.words.unconditional() if gone else self.words.encode(caption)
-            rows.append([(prompt, False), (own, True)])
-        return pack(rows, self.words.pad)
+        prompts = [
+            self.words.unconditional() if gone else self.words.encode(caption)
+            for caption, gone in zip(captions, is_dropped, strict=True)
+        ]
+        return self.pack(prompts, tokens.view(len(captions), -1))
+
+    def pack(self, prompts: list[list[int]], tokens: Tensor) -> Batch:
+        """Of prompts and tokens `[B, L]` ids and labels."""
+        pairs = zip(prompts, tokens.tolist(), strict=True)
+        return pack([[(prompt, False), (own, True)] for prompt, own in pairs], self.words.pad)
 
 
 class MaskedGenerator(Masked, Generator):
