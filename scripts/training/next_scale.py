@@ -44,8 +44,8 @@ NETWORK: dict[str, Any] = dict(
     has_unit_keys=False, is_gated=True,
 )  # fmt: skip
 PLANS = {
-    "tokenizer": Plan(2300, 2000, 48, rate_rest=1.6e-3, average=0, mixed=True),
-    "generator": Plan(5000, 2000, 32, mixed=True),
+    "tokenizer": Plan(1780, 920, 48, rate_rest=1.6e-3, average=0, mixed=True),
+    "generator": Plan(3600, 1500, 32, mixed=True),
 }
 _CONTINUOUS = 150  # steps without quantization
 _COMMIT = 0.1  # weight of what draws the encoder to the vectors
