@@ -65,10 +65,10 @@ class KeptStates(TokenModel, LayerStates):
             self.last_states = output.last_hidden_state
 
         decoder = self.model.get_decoder()
-        hooks = [
-            decoder.layers[layer].register_forward_pre_hook(keep_input(layer), with_kwargs=True)
-            for layer in self.kept_layers
-        ]
+        hooks = []
+        for layer in self.kept_layers:
+            reader = self.output_head() if layer == self.n_layers else decoder.layers[layer]
+            hooks.append(reader.register_forward_pre_hook(keep_input(layer), with_kwargs=True))
         if not hooks and is_prompt and self.read_prompt is not None:
             hooks.append(decoder.register_forward_hook(keep_output))
         elif not hooks:  # what the head reads
