@@ -156,6 +156,7 @@ from mmaccel.samplers.trees.spec_exec import SpecExec
 from mmaccel.samplers.trees.tetris import TETRIS
 from mmaccel.samplers.window.acoustic_groups import AcousticGroups
 from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.diagonals import FlashAR
 from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.row_parallel import RowParallel
@@ -215,6 +216,7 @@ __all__ = [
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
+    "FlashAR",
     "ForkedComb",
     "Frames",
     "FrustratinglySimple",

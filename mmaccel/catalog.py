@@ -121,6 +121,7 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
             "row_parallel:RowParallel",
             "rows of an image in parallel: other images, reports its divergence",
         ),
+        "flashar": ("diagonals:FlashAR", "diagonals of an image, by trained heads: other images"),
     },
     "canvas": {
         "stepwise": ("stepwise:Stepwise", "one slot a pass; the reference"),

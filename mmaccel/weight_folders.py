@@ -1,8 +1,9 @@
 """Folders of weights that are ours to read: heads of drafters, coarse models, codecs, scorers.
 
 A `Schema` says what lies there: a JSON file, whose values a dataclass declares, and a file of
-safetensors, whose header `open_folder` reads. `WeightFile.read` compares names and shapes with the
-network's outline (a module on torch's meta device), and the size with the free memory.
+safetensors, or several with an index, whose headers `open_folder` reads. `WeightFile.read` compares
+names and shapes with the network's outline (a module on torch's meta device), and the size with the
+free memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -17,7 +19,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 
-from mmaccel.config_files import Settings, read_json, read_settings, shorten
+from mmaccel.config_files import Settings, read_json, read_settings, read_value, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -54,12 +56,13 @@ class Schema(Generic[Settings]):
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file of safetensors, of which the header was read; `names` are those in the file, by their
-    names here; `asked` is what asks for tensors, in messages.
+    """A file of safetensors, of which the header was read, or several, of which `file` is the one
+    that there would be; `names` are the file of each tensor and its name there, by its name here;
+    `asked` is what asks for tensors, in messages.
     """
 
     file: Path
-    names: Mapping[str, str]
+    names: Mapping[str, tuple[Path, str]]
     shapes: Shapes
     dtype: torch.dtype | None
     asked: str
@@ -87,11 +90,13 @@ class WeightFile:
                 f"{self.option}: expected {shorten(name)} {shown[0]}, as {self.asked} asks, "
                 f"received {shown[1]} in {self.file}; {self.remedy}"
             )
-        check_memory(self.file.stat().st_size, str(self.file), self.option)
+        parts = {part for part, _ in self.names.values()}
+        check_memory(sum(part.stat().st_size for part in parts), str(self.file), self.option)
         tensors = {}
-        with safe_open(self.file, framework="pt") as opened:
-            for name, stored in self.names.items():
-                tensor = opened.get_tensor(stored)
+        with ExitStack() as stack:
+            opened = {part: stack.enter_context(safe_open(part, framework="pt")) for part in parts}
+            for name, (part, stored) in self.names.items():
+                tensor = opened[part].get_tensor(stored)
                 if self.dtype is not None and tensor.is_floating_point():
                     tensor = tensor.to(self.dtype)
                 if not tensor.isfinite().all():
@@ -136,7 +141,7 @@ def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") 
 def check_files(schema: Schema[Any], folder: str | Path, option: str = "") -> None:
     folder = Path(folder)
     for name in (schema.config, schema.weights):
-        if not (folder / name).is_file():
+        if not (folder / name).is_file() and not _index_of(folder / name).is_file():
             is_pickled = any(folder.glob("pytorch_model.*")) and name == schema.weights
             raise OptionError(
                 f"{option or schema.option}: expected {schema.what} ({schema.config} and "
@@ -153,21 +158,36 @@ def open_weights(
     asked: str = "the model",
     remedy: str = "copy both files again",
 ) -> WeightFile:
-    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`."""
+    """Read the header of a file of safetensors, or of those that its index lists; for the arguments
+    see `Schema` and `WeightFile`.
+    """
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="pt") as opened:
-            names = {rename(name): name for name in opened.keys() if rename(name)}
-            shapes = {
-                name: tuple(opened.get_slice(stored).get_shape()) for name, stored in names.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(
-            f"{option}: expected tensors in {file}, received what safetensors cannot read "
-            f"({error}); copy the file again"
-        ) from error
+    names: dict[str, tuple[Path, str]] = {}
+    shapes = {}
+    parts = [file]
+    if not file.is_file() and _index_of(file).is_file():
+        content = read_json(_index_of(file), option=option)
+        listed = read_value(content, "weight_map", dict, _index_of(file), option)
+        parts = [file.parent / name for name in sorted({*map(str, listed.values())})]
+    for part in parts:
+        try:
+            with safe_open(part, framework="pt") as opened:
+                for stored in opened.keys():
+                    name = rename(stored)
+                    if name:
+                        names[name] = part, stored
+                        shapes[name] = tuple(opened.get_slice(stored).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise UnsupportedModelError(
+                f"{option}: expected tensors in {part}, received what safetensors cannot read "
+                f"({error}); copy the file again"
+            ) from error
     return WeightFile(file, names, shapes, dtype, asked, remedy, option)
+
+
+def _index_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.index.json")
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.kernels.coarse_rounds import SweepWeights
-from mmaccel.samplers.drafting.coarse import opened_for
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
 from mmaccel.samplers.drafting.coarse_model import (
     GRID_NEIGHBOURS,
@@ -31,6 +30,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.opened import opened_for
 from mmaccel.samplers.drafting.states import StateModel
 
 RANK, WIDTH = 32, 128  # coordinates of embeddings and of states

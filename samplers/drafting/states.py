@@ -46,8 +46,9 @@ class LayerStates(StateModel):
         read_prompt: PromptReader | None = None,
     ) -> None:
         """As in `StateModel`, of the inputs of `layers`, side by side `[R, W, n D]`; none: the last
-        states. `read_prompt` receives those of every pass over prompts, as `prefill` gets them; not
-        where rows read one stored prompt, or the model processes the prompt itself.
+        states, which among layers are the input of number `n_layers`. `read_prompt` receives those
+        of every pass over prompts, as `prefill` gets them; not where rows read one stored prompt,
+        or the model processes the prompt itself.
         """
 
     @abstractmethod

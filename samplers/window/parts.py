@@ -50,7 +50,7 @@ class RunParts(StaticPart):
         runner: StepRunner = model.setup.runner or StepRunner()
         self.scheduler: WindowScheduler | None = None  # without `ContinuousBatching`
         if prompt.batching is not None:
-            self.scheduler = WindowScheduler(prompt, noise, model, source, runner)
+            self.scheduler = WindowScheduler(prompt, noise, model, policy, runner)
             prompt = self.scheduler.prompt()
             noise = self.scheduler.noise()
         device = prompt.tokens.device

@@ -123,10 +123,14 @@ class RunPasses:
         self._runner.run_step(Once("prompt", width), step)
         return 1
 
-    def logits(self) -> Tensor:
-        """One pass over the window: raw logits `[R, W, V]`, which go on to `record`."""
-        inputs = self._rows.take_inputs()
-        logits = self._compute(Pass(inputs.tokens, inputs.start))
+    def logits(self, entries: Pass | None = None) -> Tensor:
+        """One pass over the window, or over other `entries`: raw logits `[R, W, V]`, which go on to
+        `record`.
+        """
+        if entries is None:
+            inputs = self._rows.take_inputs()
+            entries = Pass(inputs.tokens, inputs.start)
+        logits = self._compute(entries)
         if self.recording is not None:
             self.recording.record("logits", logits[: self._rows.prompt.batch])
         return logits

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.kernels.accept_prefix import RowState, accept_prefix, count_pass
@@ -96,6 +97,11 @@ class RunRows(StaticPart):
         aligned = prompt.tokens[:batch].gather(1, index.clamp(min=0))
         aligned = torch.where(index >= 0, aligned, -1)
         return torch.cat([aligned, aligned.new_zeros(batch, self._n_free)], 1)
+
+    def widen(self, n: int) -> None:
+        """Let passes write up to `n` columns further behind the last slot."""
+        self._n_free += n
+        self.tokens = pad(self.tokens, (0, n))
 
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Begin anew in some batch slots, `[n]` int64; `prompt` is that of all B of them."""

@@ -35,7 +35,7 @@ from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.drafting.contract import DraftSource
+    from mmaccel.samplers.window.policy import WindowPolicy
     from mmaccel.samplers.window.run import WindowRun
     from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -52,7 +52,7 @@ class WindowScheduler(Scheduler):
         prompt: Prompt,
         noise: Noise,
         model: TokenModel,
-        source: DraftSource,
+        policy: WindowPolicy,
         runner: StepRunner,
     ) -> None:
         batching = prompt.batching
@@ -62,6 +62,7 @@ class WindowScheduler(Scheduler):
         super().__init__(prompt, batching, noise, is_fixed)
         self._reader: PrefixReader | None = None  # lets prompts begin with what a tree holds
         if batching.prefix_tree is not None:
+            source = policy.draft_source()
             self._reader = PrefixReader(batching.prefix_tree, model, source, is_static=is_static)
         # rows that keep the logits behind their prompts begin together
         # tokens of prompts that a step processes at most; None: those of admitted rows
@@ -72,7 +73,7 @@ class WindowScheduler(Scheduler):
         self._planned: list[Part] = []  # a chunk that the next pass processes, or the last one did
         self._apart = ""  # why chunks have passes of their own
         if self.chunk_size is not None:
-            self._apart = "; ".join(each.short for each in explain(CHUNKS, source, model))
+            self._apart = "; ".join(each.short for each in explain(CHUNKS, policy, model))
         self._models: list[TokenModel] = []
         self._inputs: list[tuple[SelectedRows, Any]] = []  # of models that have such rows
 

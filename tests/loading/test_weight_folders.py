@@ -38,6 +38,18 @@ def _no_number(tensors: dict[str, Any], name: str) -> None:
     tensors[name].view(-1)[0] = float("nan")
 
 
+def _split(weights: Path) -> list[Path]:
+    """Two files and an index in place of one."""
+    tensors, parts = load_file(weights), [weights.with_name(f"part{n}") for n in range(2)]
+    for n, part in enumerate(parts):
+        save_file({name: tensors[name] for name in list(tensors)[n::2]}, part)
+    names = {name: parts[n % 2].name for n, name in enumerate(tensors)}
+    index = weights.with_name(f"{weights.name}.index.json")
+    index.write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    weights.unlink()
+    return parts
+
+
 # config, weights, name of a size -> the file is spoilt; class and words of the error
 DAMAGES: dict[str, tuple[Callable[[Path, Path, str], Any], type[MMAccelError], str]] = {
     "no weights": (lambda config, weights, size: weights.unlink(), OptionError, "received no "),
@@ -61,6 +73,11 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path, str], Any], type[MMAccelError], s
         lambda config, weights, size: os.truncate(weights, 200),
         UnsupportedModelError,
         "safetensors cannot read",
+    ),
+    "a file less": (
+        lambda config, weights, size: _split(weights)[1].unlink(),
+        UnsupportedModelError,
+        "part1, received what safetensors cannot read",
     ),
     "a tensor less": (
         lambda config, weights, size: _edit(weights, lambda w, name: w.pop(name)),
@@ -100,3 +117,12 @@ def test_a_folder_that_the_memory_does_not_hold(
     monkeypatch.setattr(weight_folders, "available_memory", lambda: 100)
     with pytest.raises(UnsupportedModelError, match=r"0\.0 GiB of free memory for .*; free memory"):
         load_codec(tmp_path)
+
+
+def test_several_files_with_an_index_are_read_as_one(tmp_path: Path) -> None:
+    save_codec(build_codec(), tmp_path)
+    whole = load_codec(tmp_path).state_dict()
+    _split(tmp_path / FOLDER.weights)
+    parts = load_codec(tmp_path).state_dict()
+    assert parts.keys() == whole.keys()
+    assert all(parts[name].equal(value) for name, value in whole.items())

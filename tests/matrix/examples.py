@@ -247,8 +247,12 @@ EXAMPLES: dict[tuple[str, str], Example] = {
 
 def names(slot: str, kind: str = "") -> list[str]:
     """Short names of a slot; of policies of a kind, where one is given."""
-    if slot == "policies":
-        return [name for name, entry in POLICIES.items() if kind in ("", entry.slot)]
+    if slot == "policies":  # languages have no layers: see tests/window/test_diagonals.py
+        return [
+            name
+            for name, entry in POLICIES.items()
+            if kind in ("", entry.slot) and name != "flashar"
+        ]
     if slot == "drafts":  # `DraftModel` has no short name: it carries a model
         return [  # languages have no layers: see tests/layers/test_self_drafts.py
             *(name for name, source in SOURCES.items() if not source.needs_layers),

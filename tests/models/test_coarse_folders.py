@@ -13,6 +13,7 @@ from mmaccel.pipelines.hosts.attach.attaching import family_of
 from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.samplers.drafting import coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
+from mmaccel.samplers.drafting.opened import opened_for
 from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
 from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.media import MEDIA, SECONDS, TEXTS, build_media, image, open_media
@@ -82,7 +83,7 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
     for drafts in ("auto", own):
         drawn = draw(drafts)
         assert torch.equal(drawn.tokens, plain.tokens)
-        assert not drawn.stats.notes and coarse.opened_for(found.model)
+        assert not drawn.stats.notes and opened_for(found.model)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(MEDIA, "llasa"))
@@ -104,7 +105,7 @@ def test_media_models_draft_with_the_coarse_model_in_their_folder(kind, tmp_path
     check_states(found.model, lambda: make(own))
     drawn = make("auto")
     assert torch.equal(drawn[0].tokens, plain[0].tokens)
-    assert drawn.stats.passes == make(own).stats.passes and coarse.opened_for(found.model)
+    assert drawn.stats.passes == make(own).stats.passes and opened_for(found.model)
 
 
 def test_attached_models_open_the_coarse_model_of_their_folder_once(tmp_path, monkeypatch):

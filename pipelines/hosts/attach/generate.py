@@ -37,7 +37,8 @@ from mmaccel.pipelines.hosts.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.hosts.vision_language.visual_call import VisualCall
 from mmaccel.policies import Policy
 from mmaccel.results import Stats, add_stats
-from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
+from mmaccel.samplers.drafting.coarse import use_folder
+from mmaccel.samplers.drafting.opened import Opened, share_opened
 from mmaccel.samplers.noise import Noise, draw_seed
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"

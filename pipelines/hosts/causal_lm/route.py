@@ -167,6 +167,7 @@ def run_body(
     if chosen.compiled is not None and chosen.compiled.ran:
         chosen.name = "compiled"
     if window.keeps_states:
+        kept[window.n_layers] = hidden
         states_of_layers = [kept[layer] for layer in window.kept_layers]
         window.last_states = torch.cat(states_of_layers or [hidden], -1)
     return hidden

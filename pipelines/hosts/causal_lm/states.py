@@ -62,16 +62,20 @@ class KeptStates(TokenModel, LayerStates):
             return keep
 
         def keep_output(decoder: Any, args: Any, output: Any) -> None:
-            self.last_states = output.last_hidden_state
+            kept[self.n_layers] = output.last_hidden_state
 
         decoder = self.model.get_decoder()
-        hooks = [
-            decoder.layers[layer].register_forward_pre_hook(keep_input(layer), with_kwargs=True)
-            for layer in self.kept_layers
-        ]
-        if not hooks and is_prompt and self.read_prompt is not None:
-            hooks.append(decoder.register_forward_hook(keep_output))
-        elif not hooks:  # what the head reads
+        layers = self.kept_layers
+        if not layers and is_prompt and self.read_prompt is not None:
+            layers = (self.n_layers,)
+        hooks = []
+        for layer in layers:
+            if layer == self.n_layers:
+                hooks.append(decoder.register_forward_hook(keep_output))
+                continue
+            reader = decoder.layers[layer]
+            hooks.append(reader.register_forward_pre_hook(keep_input(layer), with_kwargs=True))
+        if not hooks:  # what the head reads
             hooks.append(
                 self.output_head().register_forward_pre_hook(keep_input(0), with_kwargs=True)
             )
@@ -82,7 +86,7 @@ class KeptStates(TokenModel, LayerStates):
                 hook.remove()
         if kept:
             device = kept[min(kept)].device
-            states = [kept[layer].to(device) for layer in self.kept_layers or (0,)]
+            states = [kept[layer].to(device) for layer in layers or (0,)]
             self.last_states = torch.cat(states, -1)
 
     def lack_of_states(self) -> str:

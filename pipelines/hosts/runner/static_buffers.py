@@ -28,7 +28,7 @@ from mmaccel.pipelines.hosts.layers.attention_name import own_attention
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.pipelines.hosts.layers.stores import LayerStores
 from mmaccel.samplers.arithmetic import find_product_format
-from mmaccel.samplers.drafting.coarse import forget_opened
+from mmaccel.samplers.drafting.opened import forget_opened
 
 _OF_OWN_PROMPTS = {"copied entries", "draft canvas", "draft passes"}
 

@@ -24,7 +24,6 @@ from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
-from mmaccel.samplers.drafting.coarse import open_once
 from mmaccel.samplers.drafting.contract import (
     Children,
     Drafter,
@@ -38,6 +37,7 @@ from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks
 from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleModel, HeadCache, load_eagle
 from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
+from mmaccel.samplers.drafting.opened import open_once
 from mmaccel.samplers.drafting.shared_ids import read_ids
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.trees.entries import TreeEntries

@@ -53,7 +53,7 @@ class DFlashConfig(HeadSizes):
 
 
 class DFlashLayer(DecoderLayer):
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.add_linears(config, config.hidden_size)
