@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mmaccel.checks import within
+from mmaccel.checks import one_of, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.model_parts import Around, Branch
@@ -51,7 +51,7 @@ class FastVAR(NextScale):
     keep: tuple[float, ...] = within((0.5, 0.25), 0, 1, "as (0.5, 0.25)", above_low=True, fewest=1)
     cached: int = within(1, 1, hint="1 is the scale just before")
     first_layer: int = within(0, hint="0 prunes all layers")
-    choose: Literal["distance", "random"] = "distance"
+    choose: str = one_of("distance", ("distance", "random"))
 
     exactness: ClassVar[Exactness] = "relaxed"
 
