@@ -281,20 +281,20 @@ SCALE_KV = [
 @pytest.mark.parametrize("method", SCALE_KV, ids=repr)
 def test_scale_kv_is_what_the_paper_says(method: ScaleKV, monkeypatch: pytest.MonkeyPatch) -> None:
     rooms: list[list[int]] = []
-    fit = ScaleCache._fit
+    evict = ScaleCache._evict
 
-    def noted(self: ScaleCache, layer: int) -> None:
-        fit(self, layer)
+    def noted(self: ScaleCache, evictor: Any, layer: int, *given: Any) -> None:
+        evict(self, evictor, layer, *given)
         if layer == DEPTH - 1:
-            rooms.append([int(length) for length in self.lengths.amax(1)])
-            assert rooms[-1] == [keys.shape[2] - 1 for keys in self.keys]
+            rooms.append([keys.shape[2] - 1 for keys in self.keys])
+            assert rooms[-1] == self.lengths.amax(1).tolist()  # no room for what is gone
 
-    monkeypatch.setattr(ScaleCache, "_fit", noted)
+    monkeypatch.setattr(ScaleCache, "_evict", noted)
     made = decode(NextScale(), method, temperature=0.0)
     assert cut_by(method).agrees(made) and made.stats.exactness == "relaxed"
     assert "the cached entries that ScaleKV" in made.stats.reference
-    # what is kept at the end of each scale, in the mean of the layers
-    assert all(sum(own) <= method.budget * DEPTH for own in rooms[1::2])
+    assert len(rooms) == len(SIDES)
+    assert all(sum(own) <= method.budget * DEPTH for own in rooms)
     for bug in (
         {"kernel": method.kernel + 2},
         {"budget": method.budget + 1},
@@ -381,7 +381,7 @@ def test_layers_share_what_the_first_of_them_chooses(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ChunkKV, "plan", noted)
     decode(NextScale(), ChunkKV(budget=9, chunk=3, window=3, reuse=2))
-    assert asked == [0, 2] * len(SIDES)
+    assert asked == [0, 2] * 2  # the scales after which a row has more than the budget
 
 
 def test_which_methods_go_over_scales() -> None:

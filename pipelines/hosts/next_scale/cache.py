@@ -92,6 +92,8 @@ class ScaleCache:
             layer, len(self.keys), keys, values, lengths, q[:, :, observed], 1.0,
             asked=lengths[:, None] + observed, seen=seen,
         )  # fmt: skip
+        if not bool((evictor.count(cached) < lengths).any()):
+            return
         if layer % evictor.shared_layers == 0:
             self._keep = evictor.plan(cached, evictor.ask("score", cached))  # [n, 1 or H, K]
         kept_keys, kept_values = evictor.merge(cached, self._keep)
