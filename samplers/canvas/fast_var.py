@@ -1,11 +1,11 @@
 """FastVAR: H. Guo et al., "FastVAR: Linear Visual Autoregressive Modeling via Cached Token
-Pruning", ICCV 2025 (arXiv:2503.23367), section 4. At the last scales an attention or feed-forward
-part computes only entries that are unlike the mean of all; the others take over what the part gave
-at an earlier scale, resized by areas.
+Pruning", ICCV 2025 (arXiv:2503.23367), and its released code. At the last scales an attention or
+feed-forward part computes only entries that are unlike the mean of all; the others take over what
+the part gave at an earlier scale, resized by areas.
 
 The entries of each part are chosen by its own input, keys and values of the others are not cached,
-and entries of guidance branches are chosen apart, as in the released code. Its settings for HART
-are the defaults; those for Infinity are ``keep=(0.6, 0.5)`` and ``first_layer=3``.
+and entries of guidance branches are chosen apart. The code's settings for HART are the defaults;
+those for Infinity are ``keep=(0.6, 0.5)`` and ``first_layer=3``.
 
 Departures: for Infinity the released code leaves out the two scales behind the pruned ones, and
 prunes nothing in the last four layers of 32; here every scale is drawn, and every layer from

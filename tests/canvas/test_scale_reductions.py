@@ -176,7 +176,7 @@ class Reference:
 
 
 def pruned(policy: FastVAR, seed: int = 0) -> Reference:
-    """Section 4, entry by entry."""
+    """FastVAR, entry by entry."""
     first = len(SIDES) - len(policy.keep)
 
     def pick(k: int, layer: int, part: int, x: Tensor) -> list[int]:
@@ -246,7 +246,7 @@ def test_more_scales_than_the_model_has_are_refused() -> None:
 
 
 def cut_by(method: ScaleKV) -> Reference:
-    """Section 3 and the released budgets, one entry after the other."""
+    """ScaleKV, entry by entry, with the budgets of its released tables."""
 
     def cut(layer: int, seen: int, queries: Tensor, keys: Tensor) -> list[int]:
         n, total = len(method.drafters), method.budget * DEPTH

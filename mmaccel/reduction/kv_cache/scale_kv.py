@@ -1,8 +1,8 @@
 """ScaleKV: K. Li et al., "Memory-Efficient Visual Autoregressive Modeling with Scale-Aware KV Cache
-Compression", NeurIPS 2025 (arXiv:2505.19602), section 3. After each scale of an image a layer is
-cut to its budget: few layers, the drafters, look at all scales and keep nearly everything, and the
-others, the refiners, share what these leave of the budget. A grid of the scale's entries votes with
-its attention for the others and stays; the largest vote of `kernel` neighbours counts.
+Compression", NeurIPS 2025 (arXiv:2505.19602), and its released code. After each scale of an image a
+layer is cut to its budget: few layers, the drafters, look at all scales and keep nearly everything,
+and the others, the refiners, share what these leave of the budget. A grid of the scale's entries
+votes with its attention for the others and stays; the largest vote of `kernel` neighbours counts.
 
 Departures: which layers are drafters is given, not measured by the paper's attention selectivity
 index, and is the same at every scale. Counts follow from the released tables' rule, whose numbers
@@ -40,8 +40,8 @@ class ScaleKV(CacheMethod):
     """
 
     budget: int = budget_above("window", 650)
-    window: int = within(16, 1, hint="16 is the paper's")
-    kernel: int = within(5, 1, hint="5 is the paper's", odd=True)
+    window: int = within(16, 1, hint="16 is the authors'")
+    kernel: int = within(5, 1, hint="5 is the authors'", odd=True)
     drafters: tuple[int, ...] = within((0,), hint="give numbers of layers, as (0, 23)")
     least: float = within(0.25, 0, 1, "0.25 suits most models")
 
