@@ -72,7 +72,8 @@ class ScaleFiller:
     scale, m of them computed, width W.
 
     Attributes:
-        n_computed: entries of a row of the last pass, in the mean of all parts.
+        n_computed: entries of a row of the last pass, in the mean of all parts; 0 without any, as
+            of a table that stands for a model.
     """
 
     def __init__(self, policy: FastVAR, run: CanvasRun) -> None:
@@ -86,7 +87,7 @@ class ScaleFiller:
 
     @property
     def n_computed(self) -> int:
-        return math.ceil(sum(self._counts) / len(self._counts))
+        return math.ceil(sum(self._counts) / max(len(self._counts), 1))
 
     def around(self, scale: int, rows: Tensor | None) -> Around:
         policy, at = self._policy, slice(None) if rows is None else rows

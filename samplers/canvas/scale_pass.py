@@ -82,4 +82,5 @@ class ScalePass(ModelPass):
             before = part if rows is None else part[rows]
         around = None if self.filler is None else self.filler.around(scale, rows)
         logits, n_entries = self.scales.forward_scale(scale, before, rows, around)
-        return logits, n_entries if self.filler is None else self.filler.n_computed
+        n_filled = 0 if self.filler is None else self.filler.n_computed
+        return logits, n_filled or n_entries
