@@ -64,6 +64,7 @@ from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
 from mmaccel.reduction.kv_cache.quantized_cache import QuantizedCache
 from mmaccel.reduction.kv_cache.raas import RaaS
 from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
+from mmaccel.reduction.kv_cache.scale_kv import ScaleKV
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
 from mmaccel.reduction.kv_cache.tova import TOVA
@@ -112,11 +113,13 @@ from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.explore_exploit import ExploreExploit
+from mmaccel.samplers.canvas.fast_var import FastVAR
 from mmaccel.samplers.canvas.kl_stable import KLStable
 from mmaccel.samplers.canvas.learned_filter import LearnedFilter
 from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
+from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.bandit_spec import BanditSpec
@@ -214,6 +217,7 @@ __all__ = [
     "ExpectedAttention",
     "ExploreExploit",
     "FastV",
+    "FastVAR",
     "FiCoCoL",
     "FiCoCoV",
     "FlashAR",
@@ -253,6 +257,7 @@ __all__ = [
     "MaskedParallel",
     "MissingBackendError",
     "MorphKV",
+    "NextScale",
     "Noise",
     "NumericsError",
     "OptionError",
@@ -281,6 +286,7 @@ __all__ = [
     "STAND",
     "SVIP",
     "SamplingParams",
+    "ScaleKV",
     "SelfDraft",
     "Sequoia",
     "ShapeError",

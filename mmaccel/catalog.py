@@ -142,6 +142,12 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
         ),
         "learned-filter": ("learned_filter:LearnedFilter", "slots that a trained filter picks"),
         "next-scale": ("next_scale:NextScale", "a scale of an image a pass"),
+        "fast-var": ("fast_var:FastVAR", "the same, and of the last scales what stands out"),
+        "fast-var-random": (
+            "fast_var:FastVAR",
+            "the same, and of the last scales random entries; a control",
+            {"choose": "random"},
+        ),
     },
     "drafts": {
         "auto": (
@@ -241,6 +247,10 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
         ),
         "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
         "bilevelkv": ("bilevelkv:BiLevelKV", "chunks of the question, means of the others"),
+        "scale-kv": (
+            "scale_kv:ScaleKV",
+            "what a grid of a scale's entries attends to, all in a few layers",
+        ),
         "quantized-cache": (
             "quantized_cache:QuantizedCache",
             "all entries, older ones in 8 or 4 bits",

@@ -26,13 +26,14 @@ class LayerCounts:
 
     Attributes:
         n_evicted: cached entries of prompts that were evicted, and how many there were, in all rows
-            of a layer.
+            of a layer; unless `is_of_prompt`, of all that was cached, in all layers.
         packed_bytes: of the run's keys and values where some are held in fewer bits, and what they
             would be otherwise; zeros where none are.
         step_bytes: what a step reads at the run's end.
     """
 
     n_evicted: tuple[int, int] = (0, 0)
+    is_of_prompt: bool = True
     packed_bytes: tuple[int, int] = (0, 0)
     step_bytes: StepBytes | None = None
     block_counts: BlockCounts | None = None

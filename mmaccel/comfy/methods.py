@@ -155,8 +155,9 @@ def _inputs(slot: str, name: str, build: Callable[..., Any]) -> list[Port]:
         return True
 
     ports = []
+    budget = ("keep", "n_keep") if slot == "visual_tokens" else ()
     for each in fields(cls):
-        if each.init and each.name not in {*entry.preset, "keep", "n_keep"}:
+        if each.init and each.name not in {*entry.preset, *budget}:
             known = choices_of(each, domains(cls).get(each.name))
             choices = [text for text in known if takes(each.name, text)]
             ports.append(field_port(each, notes[each.name], choices))

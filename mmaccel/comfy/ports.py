@@ -42,7 +42,7 @@ _RANGES: dict[str, dict[str, tuple[float, float, float]]] = {  # type, field -> 
         "window": (1, 4096, 1),
         "drafts": (1, 256, 1),
         "group": (0, 2**31 - 1, 1),
-        **dict.fromkeys(("block", "steps", "neighbours"), (1, _MANY, 1)),
+        **dict.fromkeys(("block", "cached", "steps", "neighbours"), (1, _MANY, 1)),
         **dict.fromkeys(("early", "late", "layer"), _LAYER),
     },
 }

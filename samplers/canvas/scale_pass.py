@@ -24,7 +24,7 @@ class ScalePass(ModelPass):
     """Passes of a run over a model with `ScalePasses`.
 
     Attributes:
-        filler: of `mmaccel.samplers.canvas.fast_var`; None computes every entry.
+        filler: a `mmaccel.samplers.canvas.fast_var.ScaleFiller`; None computes every entry.
     """
 
     filler: Any = None
@@ -81,4 +81,6 @@ class ScalePass(ModelPass):
             part = canvas.tokens[:, self._bases[scale - 1] : self._bases[scale]]
             before = part if rows is None else part[rows]
         around = None if self.filler is None else self.filler.around(scale, rows)
-        return self.scales.forward_scale(scale, before, rows, around)
+        logits, n_entries = self.scales.forward_scale(scale, before, rows, around)
+        n_filled = 0 if self.filler is None else self.filler.n_computed
+        return logits, n_filled or n_entries

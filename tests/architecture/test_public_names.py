@@ -102,7 +102,7 @@ def policy_classes() -> set[str]:
                         ast.unparse(a.target) for a in node.body if isinstance(a, ast.AnnAssign)
                     }
                     own = "sample" in methods and "exactness" in fields | methods
-                    inherited = bool(BASES & set(map(ast.unparse, node.bases)))
+                    inherited = bool({*BASES, "NextScale"} & set(map(ast.unparse, node.bases)))
                     if (own or inherited) and node.name not in BASES:
                         found.add(f"{module}:{node.name}")
     return found

@@ -392,6 +392,24 @@ def plan_linekv(prompt: Prompt, method: Any) -> Plans:
     return best(votes, method.budget, recent=recent, sinks=method.sinks)
 
 
+def plan_scale_kv(prompt: Prompt, method: Any) -> Plans:
+    """In a text, whose last entries are the grid: drafters first, the others share the rest. The
+    largest votes of neighbours tie: earlier entries stay.
+    """
+    n, depth, length = len(method.drafters), prompt.depth, prompt.length
+    least = max(int(method.least * method.budget), method.window + 1)
+    count = min(length, (method.budget * depth - (depth - n) * least) // n)
+    if prompt.index not in method.drafters:
+        count = (method.budget * depth - n * count) // (depth - n)
+    end, reach, found = max(length - method.window, 0), method.kernel // 2, []
+    for votes in prompt.votes(end):
+        votes[end:] = 0
+        near = [float(votes[max(i - reach, 0) : i + reach + 1].max()) for i in range(length)]
+        order = sorted(range(length), key=lambda i: (i < end, -near[i], i))
+        found.append(sorted(order[:count]))
+    return found
+
+
 def plan_random_eviction(prompt: Prompt, method: Any) -> Plans:
     """Philox of the specification, one number at a time."""
     key = (torch.tensor(method.seed), torch.tensor(0))
@@ -417,6 +435,7 @@ REFERENCES = {  # short name, perhaps with a remark -> method, plan
         mmaccel.ChunkKV(budget=13, chunk=3, window=4, reuse=2), plan_chunkkv,
     ),
     "citrus": (mmaccel.CItruS(budget=12, instruction=5), plan_citrus),
+    "scale-kv": (mmaccel.ScaleKV(budget=12, window=4, kernel=3, drafters=(1,)), plan_scale_kv),
     "tova": (mmaccel.TOVA(budget=12), plan_tova),
     "h2o": (mmaccel.H2O(budget=12), plan_h2o),
     "h2o, few recent": (mmaccel.H2O(budget=10, recent=0.2), plan_h2o),

@@ -127,6 +127,10 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _policy("learned-filter", filter=lambda seen: seen.peak * 2, threshold=0.5),
         ({"filter": "", "threshold": 1.0},),
     ),
+    ("policies", "fast-var"): Example(_policy("fast-var", keep=(0.5,)), ({"keep": (1.0,)},)),
+    ("policies", "fast-var-random"): Example(
+        _policy("fast-var-random", keep=(0.5,)), ({"keep": (1.0,)},)
+    ),
     # costs that are counted: with measured ones passes are those of the clock
     ("drafts", "bandit"): Example(lambda target: mmaccel.BanditSpec(token_cost=0.03)),
     ("drafts", "suffix"): Example(lambda target: Suffix(token_cost=0.03)),
@@ -202,6 +206,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "duo-attention"): Example(
         _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.9, window=3),
         ({"budget": 64}, {"share": 0.0}),
+    ),
+    ("kv_cache", "scale-kv"): Example(
+        _method("kv_cache", "scale-kv", budget=9, window=4, drafters=(1,)), ({"budget": 64},)
     ),
     ("kv_cache", "quantized-cache"): Example(
         _method("kv_cache", "quantized-cache", group=6, residual=5), ({"residual": 64},)

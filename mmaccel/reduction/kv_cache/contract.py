@@ -13,7 +13,7 @@ with the smaller cache: drafts are never evicted, so that no accepted token depe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,6 +55,9 @@ class CachedLayer:
             `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
         most: entries of a row that stay at most, in captured steps, whose tensors are not read on
             the host; else None.
+        asked: `[R, n]` int64, of scales, whose entries all see each other: the cache indices whose
+            queries these are. None: the last ones, each of which sees up to its own.
+        seen: `[R]` int64, of scales: entries that a row has had so far; None: `lengths`.
     """
 
     index: int
@@ -69,6 +72,8 @@ class CachedLayer:
     stays: Tensor | None = None
     turn: Callable[[Tensor, Tensor], Tensor] | None = None
     most: int | None = None
+    asked: Tensor | None = None
+    seen: Tensor | None = None
 
     @property
     def at(self) -> Tensor:
@@ -92,11 +97,15 @@ class CachedLayer:
         scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
         n = packed.shape[3]
         position = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
+        if self.asked is not None:
+            position = (self.lengths[:, None] - 1).expand(-1, n)
         later = self.at > position.clamp(min=0)[..., None]  # [R, n, S]
         return scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, `weights` added up over G and n."""
+        if self.asked is not None:
+            return self.weights().sum((2, 3))
         start = self.lengths - self.queries.shape[2]
         keys = self.keys.to(self.queries.dtype)
         values = self.values.to(self.queries.dtype)
@@ -225,6 +234,10 @@ class CacheMethod(KVCacheMethod, ABC):
     @property
     def observed(self) -> int:
         return 0
+
+    def observe(self, width: int) -> Sequence[int]:
+        """Of the entries of a scale, 0 to width - 1, those whose queries are looked at."""
+        return range(max(width - self.observed, 0), width)
 
     @property
     def repeated(self) -> int:

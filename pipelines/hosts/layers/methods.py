@@ -69,7 +69,8 @@ class LayerMethods:
         counts = model.layer_counts
         n_evicted, n_entries = counts.n_evicted
         evictor = self.evictor
-        goes_on = self.quantizer is not None or (evictor is not None and evictor.every is not None)
+        goes_on = self.quantizer is not None or not counts.is_of_prompt
+        goes_on = goes_on or (evictor is not None and evictor.every is not None)
         if self.quantizer is not None and counts.packed_bytes[0]:
             inputs.append(f"the cached entries as {self.quantizer!r} holds them")
         elif goes_on and n_evicted:

@@ -14,22 +14,36 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
 class ScaleCache:
-    """Of R rows, H heads and `positions` entries a row, in every layer; the last index of a row
-    takes padding.
+    """Of R rows and H heads, in every layer: room for `positions` entries a row, or, where a method
+    evicts, for what the longest row holds; the last index of a row takes padding.
     """
 
     def __init__(
         self, keys: Tensor, n_layers: int, rows: int, positions: int, evictor: CacheMethod | None
     ) -> None:
         """`keys` `[R, H, E, D]` say heads, width, number format and device."""
-        shape = (n_layers, rows, keys.shape[1], positions + 1, keys.shape[3])
-        self.keys, self.values = keys.new_zeros(shape), keys.new_zeros(shape)
+        room = 1 + (positions if evictor is None else 0)
+        shape = (rows, keys.shape[1], room, keys.shape[3])
+        self.keys = [keys.new_zeros(shape) for _ in range(n_layers)]
+        self.values = [keys.new_zeros(shape) for _ in range(n_layers)]
         self.lengths = torch.zeros(n_layers, rows, dtype=torch.int64, device=keys.device)
+        self.seen = torch.zeros_like(self.lengths)  # entries so far, evicted ones too
         self.evictor = evictor
         self.n_evicted = self.n_entries = 0
 
     def restart(self, rows: Tensor) -> None:
         self.lengths[:, rows] = 0
+        self.seen[:, rows] = 0
+
+    def _fit(self, layer: int) -> None:
+        """Give a layer the room that its longest row needs."""
+        room = int(self.lengths[layer].max())
+        if room == self.keys[layer].shape[2] - 1:
+            return
+        for held in (self.keys, self.values):
+            states = held[layer][:, :, :-1]
+            more = max(room - states.shape[2], 0)
+            held[layer] = F.pad(states[:, :, :room], (0, 0, 0, more + 1))
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, is_real: Tensor | None
@@ -39,14 +53,18 @@ class ScaleCache:
         """
         before = self.lengths[layer, rows]  # [n]
         width = k.shape[2]
+        n_new = width if is_real is None else is_real.sum(1)
+        after = before + n_new
+        self.lengths[layer, rows] = after
+        self.seen[layer, rows] += n_new
+        if self.evictor is not None:
+            self.n_entries += int((after - before).sum())
+            self._fit(layer)
         if is_real is None:
             at = before[:, None] + torch.arange(width, device=k.device)  # [n, E]
-            after = before + width
         else:
-            rank = is_real.cumsum(1)
-            at = torch.where(is_real, before[:, None] + rank - 1, self.keys.shape[3] - 1)
-            after = before + rank[:, -1]
-        self.lengths[layer, rows] = after
+            last = self.keys[layer].shape[2] - 1
+            at = torch.where(is_real, before[:, None] + is_real.cumsum(1) - 1, last)
         keys, values = self.keys[layer], self.values[layer]
         keys[rows[:, None], :, at] = k.transpose(1, 2)
         values[rows[:, None], :, at] = v.transpose(1, 2)
@@ -62,22 +80,32 @@ class ScaleCache:
         return seen
 
     def _evict(self, evictor: CacheMethod, layer: int, rows: Tensor, q: Tensor, most: int) -> None:
-        """Ask the method about a scale's queries; padding comes first among those of a text."""
-        lengths = self.lengths[layer, rows]
+        """Ask the method about what the queries of a scale see; of the first one, which may have a
+        text in front, that is its only slot's.
+        """
+        lengths, seen, width = self.lengths[layer, rows], self.seen[layer, rows], q.shape[2]
+        n_slots = width if bool((seen > width).all()) else 1
+        observed = torch.tensor(evictor.observe(n_slots), dtype=torch.int64, device=q.device)
+        observed = observed - n_slots  # from the end
         keys, values = self.keys[layer][rows, :, :most], self.values[layer][rows, :, :most]
         cached = CachedLayer(
-            layer, len(self.keys), keys, values, lengths, q[:, :, -max(evictor.observed, 1) :], 1.0
-        )
-        keep = evictor.plan(cached, evictor.ask("score", cached))  # [n, 1 or H, K]
-        kept_keys, kept_values = evictor.merge(cached, keep)
-        n_kept = (keep[:, 0] >= 0).sum(1)
-        width = keep.shape[2]
-        self.keys[layer, rows, :, :width] = kept_keys
-        self.values[layer, rows, :, :width] = kept_values
+            layer, len(self.keys), keys, values, lengths, q[:, :, observed], 1.0,
+            asked=lengths[:, None] + observed, seen=seen,
+        )  # fmt: skip
+        if not bool((evictor.count(cached) < lengths).any()):
+            return
+        if layer % evictor.shared_layers == 0:
+            self._keep = evictor.plan(cached, evictor.ask("score", cached))  # [n, 1 or H, K]
+        kept_keys, kept_values = evictor.merge(cached, self._keep)
+        n_kept = (self._keep[:, 0] >= 0).sum(1)
+        kept = self._keep.shape[2]
+        self.keys[layer][rows, :, :kept] = kept_keys
+        self.values[layer][rows, :, :kept] = kept_values
         self.lengths[layer, rows] = n_kept
-        self.n_entries += int(lengths.sum())
+        self._fit(layer)
         self.n_evicted += int((lengths - n_kept).sum())
 
     @property
     def counts(self) -> LayerCounts:
-        return LayerCounts((self.n_evicted, self.n_entries))
+        """Of all layers together."""
+        return LayerCounts((self.n_evicted, self.n_entries), is_of_prompt=False)

@@ -27,6 +27,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
     """
 
     any_rows = True
+    kv_cache_reason = "a pass adds a whole scale to its cache, alike in all heads"
 
     def __init__(self, network: NextScaleTransformer, quantizer: MultiScaleQuantizer) -> None:
         self.model, self.quantizer = network, quantizer
@@ -39,6 +40,10 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         self._cache: ScaleCache | None = None
 
     def lack(self, word: str, part: Any = None) -> str:
+        if word == "eviction" and part is not None and (part.accumulates or part.merges):
+            return (
+                "its entries go after every scale, and what they received or were is not added up"
+            )
         return "" if word in _OFFERED else super().lack(word, part)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,7 +62,6 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     def use_methods(self, methods: Any, branches: int = 1) -> None:
         self._methods = methods
-        self.any_rows = not methods
 
     @property
     def layer_counts(self) -> LayerCounts:
