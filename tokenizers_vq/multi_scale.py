@@ -80,11 +80,20 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
     """Latents [B, C, N, N] to codes [B, L] and back, scale after scale.
 
     `sides` rise to N. The K scales share `n_phi` convolutions of a quarter or so of them each
-    (section 3.2 and the released code): phi(h) = h / 2 + conv(h) / 2.
+    (section 3.2 and the released code): phi(h) = h / 2 + conv(h) / 2. Where a residual follows the
+    last scale (`has_rest`), that has none.
     """
 
-    def __init__(self, sides: Sequence[int], n_codes: int, width: int, n_phi: int = 4) -> None:
+    def __init__(
+        self,
+        sides: Sequence[int],
+        n_codes: int,
+        width: int,
+        n_phi: int = 4,
+        has_rest: bool = False,
+    ) -> None:
         super().__init__()
+        self.has_rest = has_rest
         self.sides = tuple(sides)
         self.lengths = tuple(side * side for side in self.sides)
         self.vocab_size = n_codes
@@ -129,6 +138,8 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
         grown = rearrange(vectors, "b (h w) c -> b c h w", h=side)
         if side != last:
             grown = interpolate(grown, size=(last, last), mode="bicubic")
+        elif self.has_rest:
+            return grown
         phi = self.phi[self._phi_of[scale]]
         return grown / 2 + phi(grown) / 2
 

@@ -16,13 +16,16 @@ _PHI = "quantize.quant_resi.qresi_ls."
 
 
 class MultiScaleVQGAN(VQGAN):
-    """A `VisualTokenizer` whose tokens are `[B, L]`, scale after scale."""
+    """A `VisualTokenizer` whose tokens are `[B, L]`, scale after scale; HART's if it `has_rest`, a
+    residual of the latents without codes, which is left out here.
+    """
 
     quantize: MultiScaleQuantizer
 
-    def __init__(self, config: VQGANConfig, sides: Sequence[int]) -> None:
+    def __init__(self, config: VQGANConfig, sides: Sequence[int], has_rest: bool = False) -> None:
         super().__init__(config, (sides[-1], sides[-1]))
-        self.quantize = MultiScaleQuantizer(sides, config.n_codes, config.code_width)
+        sizes = (config.n_codes, config.code_width)
+        self.quantize = MultiScaleQuantizer(sides, *sizes, has_rest=has_rest)
 
     def nearest(self, latents: Tensor) -> Tensor:
         return self.quantize.encode(latents)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -88,13 +88,7 @@ def load_var(source: Path, load_config: LoadConfig) -> VarImages:
         network = NextScaleTransformer(config)
     fill(network, {name: value for name, value in weights.items() if name not in _TABLES})
     move_module(network, load_config.device, load_config.dtype)
-    tokenizer = load_tokenizer(read_weights(decoder), config.sides).to(load_config.device)
-    has = (tokenizer.vocab_size, tokenizer.config.code_width)
-    if has != (config.n_codes, config.code_width):
-        raise UnsupportedModelError(
-            f"model: expected a tokenizer of {config.n_codes} codes of width {config.code_width}, "
-            f"received {has[0]} of {has[1]} in {decoder}; give the one of the same release"
-        )
+    tokenizer = load_tokenizer(read_weights(decoder), config).to(load_config.device)
     images = VarImages(
         NextScaleModel(network.eval().requires_grad_(False), tokenizer.quantize), tokenizer
     )
@@ -124,9 +118,17 @@ def read_config(weights: Mapping[str, Tensor]) -> NextScaleConfig:
         )
 
 
-def load_tokenizer(weights: Mapping[str, Tensor], sides: Sequence[int]) -> MultiScaleVQGAN:
-    """The image tokenizer, sized by its weights, in float32."""
+def load_tokenizer(
+    weights: Mapping[str, Tensor], network: NextScaleConfig, has_rest: bool = False
+) -> MultiScaleVQGAN:
+    """The image tokenizer of a network, sized by its weights, in float32."""
     n_codes, width = shape_of(weights, "quantize.embedding.weight", 2)
+    if (n_codes, width) != (network.n_codes, network.code_width):
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of {network.n_codes} codes of width "
+            f"{network.code_width}, received one of {n_codes} of {width}; give that of the same "
+            "release"
+        )
     config = VQGANConfig(
         channels=shape_of(weights, "encoder.conv_in.weight", 4)[0],
         z_channels=width,
@@ -136,6 +138,6 @@ def load_tokenizer(weights: Mapping[str, Tensor], sides: Sequence[int]) -> Multi
         code_kernel=3,
     )
     with torch.device("meta"):
-        tokenizer = MultiScaleVQGAN(config, sides)
+        tokenizer = MultiScaleVQGAN(config, network.sides, has_rest)
     fill(tokenizer, rename_published(weights, len(config.multipliers)))
     return tokenizer.float().eval().requires_grad_(False)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # both need torch, which a listing of families does not
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
 _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}
+_BY_TYPE |= {"hart_transformer_t2i": "hart"}
 _LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
 _FILES = (".pt", ".pth", ".safetensors")
 _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen", "var")
@@ -76,6 +77,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
     if pipeline == "GlmImagePipeline":
         return "glm-image"
     config = read_json(source / "config.json", may_lack=True)
+    config = config or read_json(source / "llm" / "config.json", may_lack=True)  # HART's
     model_type = str(config.get("model_type"))
     names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
     is_lumina = "lumina" in names or "xllmx" in names

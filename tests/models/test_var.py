@@ -9,6 +9,7 @@ import torch
 
 from mmaccel import TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.hosts.next_scale.network import NextScaleConfig
 from mmaccel.pipelines.models.var import load_tokenizer
 from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer
 from mmaccel.tokenizers_vq.multi_scale_vqgan import MultiScaleVQGAN
@@ -62,7 +63,8 @@ def test_names_and_shapes_are_those_of_the_published_tokenizer() -> None:
 
 def test_codes_are_read_as_published() -> None:
     vae = build_vae()
-    tokenizer = load_tokenizer(vae, SIDES)
+    network = NextScaleConfig(sides=SIDES, n_codes=N_CODES, code_width=CODE)
+    tokenizer = load_tokenizer(vae, network)
     state = tokenizer.state_dict()
     again = to_published(state)
     assert all(torch.equal(again[name], tensor) for name, tensor in vae.items())

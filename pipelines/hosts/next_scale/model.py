@@ -136,17 +136,17 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         is_real = None
         if before is None:
             x = network.first_entries(told)
-            turn = network.text_turns((of_prompt.cumsum(1) - 1).clamp(min=0).float())
             is_real = None if bool(of_prompt.all()) else of_prompt
         else:
             self._total[asked] = self._add(self._total[asked], before, scale - 1)
             sums = self.quantizer.shrink(self._total[asked], scale).to(self.dtype)
             x = network.entries(sums, scale).repeat(self._branches, 1, 1)
-            turn = network.turns(scale)
+        turn = network.turns_of(scale, told, of_prompt)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if self._cache is None:
-                positions = self._ids.shape[1] - 1 + sum(network.lengths)
+                width = max(self._ids.shape[1], of_prompt.shape[1])
+                positions = width - 1 + sum(network.lengths)
                 evictor = self._methods.evictor
                 n_layers = network.config.depth
                 self._cache = ScaleCache(k, n_layers, len(self._ids), positions, evictor)

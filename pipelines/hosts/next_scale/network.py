@@ -185,8 +185,9 @@ def take(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def take_turns(turn: Tensor, index: Tensor) -> Tensor:
-    """Turns `[2, R, 1, m, D]` of entries `[R, m]`, of `[2, 1, 1, E, D]`."""
-    return turn[:, 0, 0][:, index][:, :, None]
+    """Turns `[2, R, 1, m, D]` of entries `[R, m]`, of `[2, R or 1, 1, E, D]`."""
+    at = index[None, :, None, :, None].expand(2, -1, -1, -1, turn.shape[-1])
+    return turn.expand(-1, len(index), -1, -1, -1).gather(3, at)
 
 
 class NextScaleTransformer(nn.Module):
@@ -235,6 +236,14 @@ class NextScaleTransformer(nn.Module):
         if self.config.adaptive == "own":
             return of_head, of_head
         return self.shared_ada_lin(of_head).unflatten(-1, (1, 6, -1)), of_head
+
+    def turns_of(self, scale: int, ids: Any, is_real: Tensor) -> Tensor | None:
+        """Cosines and sines `[2, R or 1, 1, E, D]` of a scale's entries; of the first those of the
+        prompts, of which `is_real` `[R, T]` says which are no padding.
+        """
+        if scale > 0:
+            return self.turns(scale)
+        return self.text_turns((is_real.cumsum(1) - 1).clamp(min=0).float())
 
     def text_turns(self, positions: Tensor) -> Tensor | None:
         """Cosines and sines `[2, R, 1, T, D]` of the text's positions `[R, T]`."""
@@ -289,11 +298,9 @@ class NextScaleTransformer(nn.Module):
         """
         width, device = is_real.shape[1], is_real.device
         parts = [self.first_entries(ids)]
-        positions = (is_real.cumsum(1) - 1).clamp(min=0).float()
-        turns = [self.text_turns(positions)]
         for scale, some in enumerate(sums.split(self.lengths[1:], 1), start=1):
             parts.append(self.entries(some, scale))
-            turns.append(self.turns(scale))
+        turns = [self.turns_of(scale, ids, is_real) for scale in range(len(parts))]
         sizes = torch.tensor([width, *self.lengths[1:]], device=device)
         level = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
         sees = (level[:, None] >= level)[None, None]
