@@ -119,7 +119,7 @@ class TextReader:
         device = ready(self.model)
         padding = [self.pad] * (length - len(ids))
         padded = [*padding, *ids] if self.pads_left else [*ids, *padding]
-        asked = torch.tensor([[*self.system, *padded]], device=device)
+        asked = torch.tensor([[*self.system, *padded]], device=device, dtype=torch.int64)
         is_real = torch.ones_like(asked)
         is_real[0, len(self.system) :] = asked[0, len(self.system) :] != self.pad
         out = self.model(input_ids=asked, attention_mask=is_real).last_hidden_state
@@ -162,8 +162,10 @@ class HybridModel(NextScaleModel):
     @torch.no_grad()
     def _encode(self, key: Key) -> tuple[Tensor, Tensor]:
         config, device = self.model.config, ready(self.model)
-        positions = torch.zeros(config.longest, device=device)
-        features = torch.zeros(config.longest, config.n_features, device=device)
+        features = torch.zeros(
+            config.longest, config.n_features, device=device, dtype=torch.float32
+        )
+        positions = features[:, 0]
         if key[0] < config.n_conditions - 1:
             features, positions = self.reader.read(key, config.longest)
         return self.model.read(features.to(device, self.dtype)), positions.to(device)
