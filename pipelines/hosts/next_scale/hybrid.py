@@ -145,8 +145,12 @@ class HybridModel(NextScaleModel):
         super().moved()
         self._known = {}
 
+    def reserve(self, rows: int, positions: int) -> None:
+        super().reserve(rows, positions)
+        self._known = {}
+
     def _read(self, prompt: Prompt) -> None:
-        super()._read(prompt)
+        super()._read(prompt)  # rows that have ended are forgotten
         keys = set(_keys_of(self._ids, self._is_real))
         self._known = {key: known for key, known in self._known.items() if key in keys}
 
