@@ -70,9 +70,9 @@ descriptions suitable for image generation.
 Examples:
 - User Prompt: A cat sleeping -> A small, fluffy white cat curled up in a round shape, \
 sleeping peacefully on a warm sunny windowsill, surrounded by pots of blooming red flowers.
-- User Prompt: A busy city street -> A bustling city street scene at dusk, featuring glowing street \
-lamps, a diverse crowd of people in colorful clothing, and a double-decker bus passing by towering \
-glass skyscrapers.
+- User Prompt: A busy city street -> A bustling city street scene at dusk, featuring glowing \
+street lamps, a diverse crowd of people in colorful clothing, and a double-decker bus passing by \
+towering glass skyscrapers.
 
 Please generate only the enhanced description for the prompt below and DO NOT include any \
 additional sentences. Start your response with "Enhanced Prompt:".
