@@ -13,9 +13,10 @@ A folder stores a tokenizer as `tokenizer.json` (`MultiScaleConfig`) and `tokeni
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from einops import rearrange
@@ -29,26 +30,99 @@ from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
 
-class MultiScaleQuantizer(nn.Module):
+class ScaleSums:
+    """Latents [B, C, H, W] to codes [B, L] and back, scale after scale. A child says how the codes
+    of a scale are read and spread.
+
+    Attributes:
+        lengths: codes of each scale.
+    """
+
+    lengths: tuple[int, ...]
+
+    def at(self, device: torch.device) -> Self:
+        """Itself, or a copy where it has tensors elsewhere."""
+        return self
+
+    def nothing(self, rows: int, device: torch.device) -> Tensor:
+        """The sum of no scales, [rows, C, H, W]."""
+        raise NotImplementedError
+
+    def read(self, rest: Tensor, scale: int) -> Tensor:
+        """The codes [B, l] of a scale, of what is left of the latents, [B, C, H, W]."""
+        raise NotImplementedError
+
+    def spread(self, codes: Tensor, scale: int) -> Tensor:
+        """What the codes [B, l] of a scale add to the latents, [B, C, H, W]."""
+        raise NotImplementedError
+
+    def shrink(self, total: Tensor, scale: int) -> Tensor:
+        """The sum of the scales before one, [B, C, H, W], as that scale's input [B, n, C]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode(self, latents: Tensor) -> Tensor:
+        """Latents [B, C, H, W] to codes [B, L] int64, scale after scale, raster order."""
+        rest, codes = latents.clone(), []
+        for scale in range(len(self.lengths)):
+            codes.append(self.read(rest, scale))
+            rest = rest - self.spread(codes[-1], scale)
+        return torch.cat(codes, 1)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, L] int64 to latents [B, C, H, W]."""
+        if codes.ndim != 2 or codes.shape[1] != sum(self.lengths):
+            raise ShapeError(
+                f"tokens: expected [B, {sum(self.lengths)}], received {list(codes.shape)}."
+            )
+        parts = codes.split(self.lengths, 1)
+        spread = [self.spread(part, scale) for scale, part in enumerate(parts)]
+        return torch.stack(spread).sum(0)
+
+
+class MultiScaleQuantizer(ScaleSums, nn.Module):
     """Latents [B, C, N, N] to codes [B, L] and back, scale after scale.
 
     `sides` rise to N. The K scales share `n_phi` convolutions of a quarter or so of them each
-    (section 3.2 and the released code): phi(h) = h / 2 + conv(h) / 2.
+    (section 3.2 and the released code): phi(h) = h / 2 + conv(h) / 2. Where a residual follows the
+    last scale (`has_rest`), that has none.
     """
 
-    def __init__(self, sides: Sequence[int], n_codes: int, width: int, n_phi: int = 4) -> None:
+    def __init__(
+        self,
+        sides: Sequence[int],
+        n_codes: int,
+        width: int,
+        n_phi: int = 4,
+        has_rest: bool = False,
+    ) -> None:
         super().__init__()
+        self.has_rest = has_rest
         self.sides = tuple(sides)
+        self.lengths = tuple(side * side for side in self.sides)
         self.vocab_size = n_codes
         self.embedding = nn.Embedding(n_codes, width)
         self.phi = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(n_phi))
-        ends = 1 / 3 / n_phi
-        ticks = [ends + (1 - 2 * ends) * k / max(n_phi - 1, 1) for k in range(n_phi)]
+        first = 1 / (3 if n_phi == 4 else 2) / n_phi
+        last = 1 - first
+        # steps as numpy.linspace adds them: of ten scales some are as near to two convolutions
+        step = (last - first) / max(n_phi - 1, 1)
+        ticks = [*(first + k * step for k in range(n_phi - 1)), last]
         shares = [k / max(len(self.sides) - 1, 1) for k in range(len(self.sides))]
         # of a scale the convolution whose tick is nearest to its share of the way
         self._phi_of = [
             min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
         ]
+
+    def at(self, device: torch.device) -> Self:
+        """The tokenizer that it is a part of may wait on the CPU, and is moved as a whole."""
+        return self if self.embedding.weight.device == device else deepcopy(self).to(device)
+
+    def nothing(self, rows: int, device: torch.device) -> Tensor:
+        """The sum of no scales, [rows, C, N, N]."""
+        side, width = self.sides[-1], self.embedding.weight.shape[1]
+        return torch.zeros(rows, width, side, side, device=device, dtype=torch.float32)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Codes [...] int64 to their vectors [..., C]."""
@@ -73,6 +147,8 @@ class MultiScaleQuantizer(nn.Module):
         grown = rearrange(vectors, "b (h w) c -> b c h w", h=side)
         if side != last:
             grown = interpolate(grown, size=(last, last), mode="bicubic")
+        elif self.has_rest:
+            return grown
         phi = self.phi[self._phi_of[scale]]
         return grown / 2 + phi(grown) / 2
 
@@ -81,25 +157,6 @@ class MultiScaleQuantizer(nn.Module):
         side = self.sides[scale]
         small = interpolate(total, size=(side, side), mode="area")
         return rearrange(small, "b c h w -> b (h w) c")
-
-    @torch.no_grad()
-    def encode(self, latents: Tensor) -> Tensor:
-        """Latents [B, C, N, N] to codes [B, L] int64, scale after scale, raster order."""
-        rest, codes = latents.clone(), []
-        for scale in range(len(self.sides)):
-            codes.append(self.read(rest, scale))
-            rest = rest - self.spread(codes[-1], scale)
-        return torch.cat(codes, 1)
-
-    @torch.no_grad()
-    def decode(self, codes: Tensor) -> Tensor:
-        """Codes [B, L] int64 to latents [B, C, N, N]."""
-        lengths = [side * side for side in self.sides]
-        if codes.ndim != 2 or codes.shape[1] != sum(lengths):
-            raise ShapeError(f"tokens: expected [B, {sum(lengths)}], received {list(codes.shape)}.")
-        parts = codes.split(lengths, 1)
-        spread = [self.spread(part, scale) for scale, part in enumerate(parts)]
-        return torch.stack(spread).sum(0)
 
 
 @dataclass(frozen=True)

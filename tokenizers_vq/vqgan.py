@@ -4,8 +4,8 @@ P. Esser et al., "Taming Transformers for High-Resolution Image Synthesis", CVPR
 2012.09841); with a normalised, narrow codebook: J. Yu et al., "Vector-Quantized Image Modeling with
 Improved VQGAN", ICLR 2022 (arXiv 2110.04627). Parameters have the names of LlamaGen's official
 checkpoints (`vq_ds16_c2i.pt`), so their `state_dict` loads unchanged. `rename_taming` converts the
-names of the original code, which Chameleon's `vqgan.ckpt` and the `vqmodel` of transformers'
-Chameleon have.
+names of the original code, which Chameleon's `vqgan.ckpt`, the `vqmodel` of transformers' Chameleon
+and VAR's `vae_ch160v4096z32.pth` have.
 
 Departures: losses, dropout and training are left out.
 """
@@ -41,6 +41,7 @@ class VQGANConfig:
     is_normalised: bool = True  # code vectors have length 1
     attends: bool = True  # the lowest resolution, in every block
     n_blocks: int = 2  # of a resolution of the encoder; the decoder has one more
+    code_kernel: int = 1  # side of the convolutions to code vectors and from them
 
 
 class VQGAN(nn.Module):
@@ -55,11 +56,12 @@ class VQGAN(nn.Module):
         self.vocab_size = config.n_codes
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.quantize = nn.ModuleDict(
+        self.quantize: nn.Module = nn.ModuleDict(
             {"embedding": nn.Embedding(config.n_codes, config.code_width)}
         )
-        self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, 1)
-        self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, 1)
+        kernel = dict(kernel_size=config.code_kernel, padding=config.code_kernel // 2)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, **kernel)
+        self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, **kernel)
 
     @property
     def step(self) -> int:
@@ -75,22 +77,29 @@ class VQGAN(nn.Module):
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Images `[B, 3, H, W]` float in 0..1 to codes `[B, h*w]` int64, raster order."""
-        features = rearrange(self.quant_conv(self.encoder(images * 2 - 1)), "b c h w -> b (h w) c")
+        return self.nearest(self.quant_conv(self.encoder(images * 2 - 1)))
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Codes `[B, h*w]` int64 to images `[B, 3, H, W]` float in 0..1."""
+        return limit(self.decoder(self.post_quant_conv(self.latents(tokens))) / 2 + 0.5)
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        """The codes of latents `[B, C, h, w]`."""
+        features = rearrange(latents, "b c h w -> b (h w) c")
         codes = self.codes()
         if self.config.is_normalised:
             features = F.normalize(features, dim=-1)
         closeness = features @ codes.T - codes.square().sum(-1) / 2
         return closeness.argmax(-1)
 
-    @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Codes `[B, h*w]` int64 to images `[B, 3, H, W]` float in 0..1."""
-        chosen = rearrange(self.codes()[tokens], "b (h w) c -> b c h w", h=self.grid[0])
-        return limit(self.decoder(self.post_quant_conv(chosen)) / 2 + 0.5)
+    def latents(self, tokens: Tensor) -> Tensor:
+        """The latents `[B, C, h, w]` of codes."""
+        return rearrange(self.codes()[tokens], "b (h w) c -> b c h w", h=self.grid[0])
 
     def codes(self) -> Tensor:
         """The vectors of all codes, `[V, D]`."""
-        table: Tensor = self.quantize["embedding"].weight  # type: ignore[assignment]
+        table: Tensor = self.quantize.get_parameter("embedding.weight")
         return F.normalize(table, dim=-1) if self.config.is_normalised else table
 
 
@@ -240,13 +249,17 @@ def make_norm(width: int) -> nn.GroupNorm:
 
 def rename_taming(weights: Mapping[str, Tensor], n_levels: int) -> dict[str, Tensor]:
     """The tensors of encoder, decoder and codebook under the names of LlamaGen; others (losses) are
-    left out. The original code numbers the decoder's `n_levels` resolutions from the highest.
+    left out. The original code numbers the decoder's `n_levels` resolutions from the highest. VAR
+    has one tensor `qkv` for three.
     """
-    return {
-        _rename(name, n_levels): tensor
-        for name, tensor in weights.items()
-        if name.startswith(_USED_PREFIXES)
-    }
+    renamed: dict[str, Tensor] = {}
+    for published, tensor in weights.items():
+        if published.startswith(_USED_PREFIXES):
+            name = _rename(published, n_levels)
+            parts = tensor.chunk(3) if ".qkv." in name else (tensor,)
+            for letter, part in zip("qkv", parts, strict=False):
+                renamed[name.replace(".qkv.", f".{letter}.")] = part
+    return renamed
 
 
 def _rename(name: str, n_levels: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:  # both need torch, which a listing of families does not
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
 _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}
+_BY_TYPE |= {"hart_transformer_t2i": "hart"}
 _LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
 _FILES = (".pt", ".pth", ".safetensors")
-_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
+_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen", "var")
 
 
 def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
@@ -60,8 +62,11 @@ def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
 
 def find_image_family(source: Path, name: str | Path) -> str:
     """The family of a model, where files say it; else by `name`, which the user gave."""
-    is_file = source.is_file() and source.suffix in _FILES
-    if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
+    files = [name for name in _list(source) if name.endswith(_FILES)]
+    if any(re.match(r"var_d\d", name) for name in files):
+        return "var"
+    is_file = source.is_file() and bool(files)
+    if is_file or any("c2i" in name or "t2i" in name for name in files):
         return "llamagen"
     if (source / "words.json").exists():
         config = read_json(source / "config.json", may_lack=True)
@@ -72,6 +77,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
     if pipeline == "GlmImagePipeline":
         return "glm-image"
     config = read_json(source / "config.json", may_lack=True)
+    config = config or read_json(source / "llm" / "config.json", may_lack=True)  # HART's
     model_type = str(config.get("model_type"))
     names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
     is_lumina = "lumina" in names or "xllmx" in names
@@ -83,7 +89,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
     received = pipeline or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen, received {received} in {source}; "
+        f"GlmImagePipeline, or a file of LlamaGen or VAR, received {received} in {source}; "
         f"{_advise(source, model_type)}"
     )
 

@@ -34,7 +34,8 @@ from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
 pytest.importorskip("accelerate")
 
 
-EVERY = [*FAMILIES, "words", "masked-words"]
+BY_SCALE = ("var", "hart")
+EVERY = [*FAMILIES, *BY_SCALE, "words", "masked-words"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def open_family(find: Callable[[str], Path], family: str, **options: Any) -> Tex
 def draw(family: str, pipe: TextToImage) -> Tensor:
     """Tokens of two images, and their pixels."""
     prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
-    policy = "stepwise" if family == "masked-words" else Jacobi(4)
+    policy = "stepwise" if family in ("masked-words", *BY_SCALE) else Jacobi(4)
     made = pipe(prompts, policy=policy, seed=[3, 4], output_type="np")
     pixels = torch.as_tensor(made.images).flatten(1)
     return torch.cat([made.tokens.cpu().flatten(1), pixels], 1)
@@ -194,7 +195,8 @@ def test_parts_are_on_the_accelerator_while_they_compute(
         pipe.model.forward = look  # type: ignore[method-assign,union-attr]
         prompt, served = CAPTIONS[0] if family == "words" else captions(family)[0], []
         assert draw(family, pipe).equal(first)
-        pipe.serve([Request(prompt, 3)], pipe.image_model.params, policy=Jacobi(4),
+        policy = None if family in BY_SCALE else Jacobi(4)
+        pipe.serve([Request(prompt, 3)], pipe.image_model.params, policy=policy,
                    deliver=served.append)  # fmt: skip
         parts = [part.module for part in find_parts(pipe.image_model).values()]
         assert len(served) == 1 and all(where) and not any(map(is_fake, parts))
@@ -221,7 +223,7 @@ def test_offloading_without_an_accelerator(
 
 @pytest.mark.parametrize("family", mostly_slow([f for f in EVERY if f != "imagegpt"], "words"))
 def test_weights_on_a_disk(find: Callable[[str], Path], tmp_path: Path, family: str) -> None:
-    if family.startswith("llamagen"):
+    if family.startswith(("llamagen", *BY_SCALE)):
         with pytest.raises(UnsupportedModelError, match="device_map: expected none for"):
             open_family(find, family, device_map="auto")
         return

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +61,14 @@ class SelfAttention(nn.Module):
         self.n_heads = config.n_heads
         width = config.width
         self.mat_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.q_bias = nn.Parameter(torch.zeros(width))
-        self.v_bias = nn.Parameter(torch.zeros(width))
-        self.register_buffer("zero_k_bias", torch.zeros(width))
+        self.q_bias = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.v_bias = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.register_buffer("zero_k_bias", torch.zeros_like(self.q_bias.data))
         self.proj = nn.Linear(width, width)
         self.has_unit_keys = config.has_unit_keys
         if self.has_unit_keys:
-            self.scale_mul_1H11 = nn.Parameter(torch.full((1, self.n_heads, 1, 1), math.log(4)))
+            scales = torch.full((1, self.n_heads, 1, 1), math.log(4), dtype=torch.float32)
+            self.scale_mul_1H11 = nn.Parameter(scales)
         self.scale = config.attention_scale / math.sqrt(width // self.n_heads)
 
     def forward(self, x: Tensor, layer: int, turn: Tensor | None, attend: Attend) -> Tensor:
@@ -80,7 +82,8 @@ class SelfAttention(nn.Module):
         else:
             q = q * self.scale
         if turn is not None:
-            q, k = (each * turn[0] + rotate_half(each) * turn[1] for each in (q, k))
+            turned = (each * turn[0] + rotate_half(each) * turn[1] for each in (q, k))
+            q, k = (each.to(v.dtype) for each in turned)
         return self.proj(attend(layer, q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -122,12 +125,14 @@ class Block(nn.Module):
             self.norm1 = nn.RMSNorm(width, config.norm_eps)
             self.norm2 = nn.RMSNorm(width, config.norm_eps)
         elif self.adaptive == "shared":
-            self.ada_gss = nn.Parameter(torch.randn(1, 1, 6, width) / width**0.5)
+            self.ada_gss = nn.Parameter(
+                torch.randn(1, 1, 6, width, dtype=torch.float32) / width**0.5
+            )
         else:
             self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.ln_wo_grad = nn.LayerNorm(width, config.norm_eps, elementwise_affine=False)
 
-    def modulation(self, condition: Tensor | None) -> list[Tensor]:
+    def modulation(self, condition: Any) -> list[Tensor]:
         """Gammas, scales and shifts of both parts, `[R, 1, W]` each, of a condition `[R, W]`, or
         `[R, 1, 6, W]` where all layers share it; nothing without adaptive norms.
         """
@@ -140,7 +145,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        condition: Any,
         turn: Tensor | None,
         attend: Attend,
         around: Around,
@@ -164,7 +169,12 @@ class Block(nn.Module):
             return scaled(self.ffn(normed(take(y, index), 1)), 1)
 
         x = x + around((self.layer, "attention"), x, see)
+        x = self.between(x, condition, around)
         return x + around((self.layer, "feed-forward"), x, think)
+
+    def between(self, x: Tensor, condition: Any, around: Around) -> Tensor:
+        """Entries `[R, E, W]` between both parts, to the same."""
+        return x
 
 
 def whole(part: tuple[int, str], x: Tensor, branch: Branch) -> Tensor:
@@ -178,8 +188,9 @@ def take(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def take_turns(turn: Tensor, index: Tensor) -> Tensor:
-    """Turns `[2, R, 1, m, D]` of entries `[R, m]`, of `[2, 1, 1, E, D]`."""
-    return turn[:, 0, 0][:, index][:, :, None]
+    """Turns `[2, R, 1, m, D]` of entries `[R, m]`, of `[2, R or 1, 1, E, D]`."""
+    at = index[None, :, None, :, None].expand(2, -1, -1, -1, turn.shape[-1])
+    return turn.expand(-1, len(index), -1, -1, -1).gather(3, at)
 
 
 class NextScaleTransformer(nn.Module):
@@ -194,16 +205,20 @@ class NextScaleTransformer(nn.Module):
         self.class_emb = nn.Embedding(config.n_conditions, width)
         self.lvl_embed = nn.Embedding(len(config.sides), width)
         if config.positions == "learned":
-            self.pos_start = nn.Parameter(torch.randn(1, 1, width) / math.sqrt(3 * width))
+            self.pos_start = nn.Parameter(
+                torch.randn(1, 1, width, dtype=torch.float32) / math.sqrt(3 * width)
+            )
             n_slots = sum(self.lengths)
-            self.pos_1LC = nn.Parameter(torch.randn(1, n_slots, width) / math.sqrt(3 * width))
+            self.pos_1LC = nn.Parameter(
+                torch.randn(1, n_slots, width, dtype=torch.float32) / math.sqrt(3 * width)
+            )
         if config.adaptive == "shared":
             self.shared_ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
         self.head_nm = HeadNorm(config)
         self.head = nn.Linear(width, config.n_codes)
 
-    def first_entries(self, ids: Tensor) -> Tensor:
+    def first_entries(self, ids: Any) -> Tensor:
         """Entries of the first pass, `[R, T, W]`, of prompt ids `[R, T]`: of a class (T = 1), or of
         a text whose last token is the slot of scale 0.
         """
@@ -220,20 +235,28 @@ class NextScaleTransformer(nn.Module):
             x = x + self.pos_1LC[:, first : first + self.lengths[scale]]
         return x
 
-    def condition(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def condition(self, ids: Any) -> tuple[Any, Tensor | None]:
         """What modulates the layers, and the head `[R, W]`; of prompt ids `[R, T]`."""
         if self.config.adaptive == "none":
             return None, None
-        of_head = self.class_emb(ids[:, 0])
+        of_head = self.class_emb(ids[:, -1])
         if self.config.adaptive == "own":
             return of_head, of_head
         return self.shared_ada_lin(of_head).unflatten(-1, (1, 6, -1)), of_head
+
+    def turns_of(self, scale: int, ids: Any, is_real: Tensor) -> Tensor | None:
+        """Cosines and sines `[2, R or 1, 1, E, D]` of a scale's entries; of the first those of the
+        prompts, of which `is_real` `[R, T]` says which are no padding.
+        """
+        if scale > 0:
+            return self.turns(scale)
+        return self.text_turns((is_real.cumsum(1) - 1).clamp(min=0).float())
 
     def text_turns(self, positions: Tensor) -> Tensor | None:
         """Cosines and sines `[2, R, 1, T, D]` of the text's positions `[R, T]`."""
         if self.config.positions == "learned":
             return None
-        angles = positions[..., None] * self._frequencies(1).to(positions.device)  # [R, T, D / 2]
+        angles = positions[..., None] * self._frequencies(1)  # [R, T, D / 2]
         return _to_turns(angles)[:, :, None]
 
     def turns(self, scale: int) -> Tensor | None:
@@ -245,19 +268,20 @@ class NextScaleTransformer(nn.Module):
         side, last = self.config.sides[scale], self.config.sides[-1]
         device = self.head.weight.device
         at = torch.arange(side, device=device) * (last / side)
-        angles = at[:, None] * self._frequencies(2).to(device)  # [n, D / 4]
+        angles = at[:, None] * self._frequencies(2)  # [n, D / 4]
         rows = angles[:, None].expand(-1, side, -1)
         columns = angles[None].expand(side, -1, -1)
         return _to_turns(torch.cat((rows, columns), -1).flatten(0, 1))[:, None, None]
 
     def _frequencies(self, axes: int) -> Tensor:
         width = self.config.width // self.config.n_heads // axes  # a head's numbers for an axis
-        return 1e4 ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+        device = self.head.weight.device
+        return 1e4 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
     def run(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        condition: Any,
         turn: Tensor | None,
         attend: Attend,
         around: Around = whole,
@@ -269,33 +293,32 @@ class NextScaleTransformer(nn.Module):
 
     def logits(self, x: Tensor, condition: Tensor | None) -> Tensor:
         """Logits `[R, E, V]` float32 of entries `[R, E, W]`."""
-        return self.head(self.head_nm(x.float(), condition)).float()
+        normed = self.head_nm(x, condition)
+        return self.head(normed.to(self.head.weight.dtype)).float()
 
-    def forward(self, ids: Tensor, is_real: Tensor, sums: Tensor) -> Tensor:
+    def forward(self, ids: Any, is_real: Tensor, sums: Tensor) -> Tensor:
         """Logits `[R, L, V]` of all scales at once, for training.
 
         Args:
             ids: of prompts, `[R, T]`, right-aligned; `is_real` `[R, T]` bool where one stands.
             sums: of the codes before each scale above 0, `[R, L - 1, C]`.
         """
-        width = ids.shape[1]
+        width, device = is_real.shape[1], is_real.device
         parts = [self.first_entries(ids)]
-        positions = (is_real.cumsum(1) - 1).clamp(min=0).float()
-        turns = [self.text_turns(positions)]
         for scale, some in enumerate(sums.split(self.lengths[1:], 1), start=1):
             parts.append(self.entries(some, scale))
-            turns.append(self.turns(scale))
-        level = torch.cat([torch.full((n,), k) for k, n in enumerate([width, *self.lengths[1:]])])
-        level = level.to(ids.device)
+        turns = [self.turns_of(scale, ids, is_real) for scale in range(len(parts))]
+        sizes = torch.tensor([width, *self.lengths[1:]], device=device, dtype=torch.int64)
+        level = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
         sees = (level[:, None] >= level)[None, None]
         sees = sees & F.pad(is_real, (0, len(level) - width), value=True)[:, None, None]
-        sees = sees | torch.eye(len(level), dtype=torch.bool, device=ids.device)  # no row of none
-        mask = torch.zeros(sees.shape, device=ids.device).masked_fill_(~sees, -math.inf)
+        sees = sees | torch.eye(len(level), dtype=torch.bool, device=device)  # no row of none
+        mask = torch.zeros_like(sees, dtype=torch.float32).masked_fill_(~sees, -math.inf)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, mask.to(q.dtype), scale=1.0)
 
-        known = [t.expand(-1, len(ids), -1, -1, -1) for t in turns if t is not None]
+        known = [t.expand(-1, len(is_real), -1, -1, -1) for t in turns if t is not None]
         turn = torch.cat(known, 3) if known else None
         of_layers, of_head = self.condition(ids)
         x = self.run(torch.cat(parts, 1), of_layers, turn, attend)
@@ -318,7 +341,7 @@ class HeadNorm(nn.Module):
         if condition is None:
             return self.norm(x)
         scale, shift = self.ada_lin(condition).unflatten(-1, (1, 2, -1)).unbind(2)
-        return self.ln_wo_grad(x) * (scale + 1) + shift
+        return self.ln_wo_grad(x.float()) * (scale + 1) + shift
 
 
 def _to_turns(angles: Tensor) -> Tensor:

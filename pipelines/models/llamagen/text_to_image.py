@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
@@ -33,6 +32,7 @@ from mmaccel.pipelines.hosts.loading.checkpoint import (
 )
 from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.hosts.loading.refusal import refusing
+from mmaccel.pipelines.models.class_prompts import ClassPrompts
 from mmaccel.pipelines.models.llamagen.token_model import (
     LlamaGenTextWindow,
     LlamaGenWindow,
@@ -75,26 +75,14 @@ class LlamaGenImages(ImageModel):
         return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
 
 
-class ClassImages(LlamaGenImages):
+class ClassImages(ClassPrompts, LlamaGenImages):
     """LlamaGen as an `ImageModel` whose prompts are class labels."""
 
-    examples = ("207", "360", "387", "974", "88", "979", "417", "279")
     params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
-    def encode(self, text: str) -> list[int]:
-        """The id of a class label."""
-        number = str(text).strip()
-        n_classes = self.window.num_classes
-        if not number.isdecimal() or int(number) >= n_classes:
-            raise OptionError(
-                f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
-                f"received {show(text)}; write for example 207"
-            )
-        return [self.window.vocab_size + int(number)]
-
-    def unconditional(self) -> list[int]:
-        """The id that stands for no class."""
-        return [self.window.n_inputs - 1]
+    @property
+    def n_classes(self) -> int:
+        return self.window.num_classes
 
 
 class PromptImages(LlamaGenImages):
@@ -147,9 +135,11 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     """
     refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent
-    file = _only(folder, r"[ct]2i", "transformer", "c2i_L_256.pt") if source.is_dir() else source
-    decoder = load_config.decoder or _only(
-        folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt"
+    file = source
+    if source.is_dir():  # a tokenizer's name may have c2i in it, too
+        file = find_file(folder, r"^(?!vq).*[ct]2i", "LlamaGen's transformer", "c2i_L_256.pt")
+    decoder = load_config.decoder or find_file(
+        folder, "^vq", "LlamaGen's tokenizer (--decoder)", "vq_ds16_c2i.pt"
     )
     named = re.search(r"_(256|384|512)\b", file.stem)
     side = int(named[1]) if named else 256
@@ -170,17 +160,16 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     return PromptImages(reader, tokenizer, *find_t5(folder, load_config))
 
 
-def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
+def find_file(folder: Path, pattern: str, what: str, example: str) -> Path:
     """The only file of a folder whose name matches a pattern."""
-    files = []
-    for file in sorted(folder.iterdir()):
-        is_tokenizer = file.stem.startswith("vq")  # whose name may have c2i in it, too
-        is_asked = not is_tokenizer or pattern.startswith("^")
-        if file.suffix in _FILES and is_asked and re.search(pattern, file.stem):
-            files.append(file)
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix in _FILES and re.search(pattern, file.stem)
+    ]
     if len(files) != 1:
         raise OptionError(
-            f"model: expected one file with LlamaGen's {what} in {folder}, such as {example}, "
+            f"model: expected one file with {what} in {folder}, such as {example}, "
             f"received {[file.name for file in files] or 'none'}; name the file itself"
         )
     return files[0]
