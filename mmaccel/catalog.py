@@ -329,6 +329,7 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
     "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
     "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
+    "infinity": "mmaccel.pipelines.models.infinity:load_infinity",
 }
 
 SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)

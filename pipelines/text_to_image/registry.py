@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # both need torch, which a listing of families does not
 _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}
 _LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
 _FILES = (".pt", ".pth", ".safetensors")
-_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
+_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen", "infinity")
 
 
 def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
@@ -60,6 +60,9 @@ def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
 
 def find_image_family(source: Path, name: str | Path) -> str:
     """The family of a model, where files say it; else by `name`, which the user gave."""
+    parts = [source.name, *(n for n in _list(source) if n.endswith(_FILES))]
+    if any(name.startswith("infinity_") for name in parts):
+        return "infinity"
     is_file = source.is_file() and source.suffix in _FILES
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"
@@ -83,7 +86,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
     received = pipeline or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen, received {received} in {source}; "
+        f"GlmImagePipeline, or a file of LlamaGen or Infinity, received {received} in {source}; "
         f"{_advise(source, model_type)}"
     )
 

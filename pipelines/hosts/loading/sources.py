@@ -50,6 +50,7 @@ _CONFIGURING = (
     "preprocessor_config.json",
     "processor_config.json",
 )
+_TOKENIZERS = ("vq", "infinity_vae")
 _COARSE = "coarse.safetensors"  # drafts with it are no part of what a model's results are
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 
@@ -58,11 +59,11 @@ def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
     """The files that determine the results of a model.
 
     Of a folder its weights and configurations, subfolders' too, and a sibling's image tokenizer; of
-    a file of weights also LlamaGen's image tokenizer and T5 next to it.
+    a file of weights also the image tokenizer and T5 next to it, LlamaGen's or Infinity's.
     """
     if source.is_file():
         folder = source.parent
-        files = [source, *(f for f in _own_files(folder) if f.name.startswith("vq"))]
+        files = [source, *(f for f in _own_files(folder) if f.name.startswith(_TOKENIZERS))]
         folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
     else:
         files = _own_files(source)

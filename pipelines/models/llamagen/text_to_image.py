@@ -38,7 +38,7 @@ from mmaccel.pipelines.models.llamagen.token_model import (
     LlamaGenWindow,
     load_transformer,
 )
-from mmaccel.pipelines.models.t5 import load_t5
+from mmaccel.pipelines.models.t5 import load_t5, read_ids
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -117,13 +117,7 @@ class PromptImages(LlamaGenImages):
 
     def encode(self, text: str) -> list[int]:
         """T5's ids of a prompt in lower case."""
-        ids: list[int] = self.words(check_prompt(text, self.words).lower())["input_ids"]
-        limit = self.window.n_first
-        if len(ids) > limit:
-            raise OptionError(
-                f"prompt: expected at most {limit} tokens, received {len(ids)}; shorten the prompt"
-            )
-        return ids
+        return read_ids(self.words, check_prompt(text, self.words).lower(), self.window.n_first)
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
@@ -147,9 +141,11 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     """
     refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent
-    file = _only(folder, r"[ct]2i", "transformer", "c2i_L_256.pt") if source.is_dir() else source
-    decoder = load_config.decoder or _only(
-        folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt"
+    file = source
+    if source.is_dir():  # a tokenizer's name may have c2i in it, too
+        file = find_file(folder, r"^(?!vq).*[ct]2i", "LlamaGen's transformer", "c2i_L_256.pt")
+    decoder = load_config.decoder or find_file(
+        folder, "^vq", "LlamaGen's tokenizer (--decoder)", "vq_ds16_c2i.pt"
     )
     named = re.search(r"_(256|384|512)\b", file.stem)
     side = int(named[1]) if named else 256
@@ -170,17 +166,16 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     return PromptImages(reader, tokenizer, *find_t5(folder, load_config))
 
 
-def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
+def find_file(folder: Path, pattern: str, what: str, example: str) -> Path:
     """The only file of a folder whose name matches a pattern."""
-    files = []
-    for file in sorted(folder.iterdir()):
-        is_tokenizer = file.stem.startswith("vq")  # whose name may have c2i in it, too
-        is_asked = not is_tokenizer or pattern.startswith("^")
-        if file.suffix in _FILES and is_asked and re.search(pattern, file.stem):
-            files.append(file)
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix in _FILES and re.search(pattern, file.stem)
+    ]
     if len(files) != 1:
         raise OptionError(
-            f"model: expected one file with LlamaGen's {what} in {folder}, such as {example}, "
+            f"model: expected one file with {what} in {folder}, such as {example}, "
             f"received {[file.name for file in files] or 'none'}; name the file itself"
         )
     return files[0]
