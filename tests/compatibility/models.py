@@ -231,6 +231,7 @@ _FAMILY_TITLES = {
     "words": "`scenes`", "masked-words": "`scenes-masked`", "janus": "Janus-Pro",
     "emu3": "Emu3-Gen", "chameleon": "Anole", "lumina-mgpt": "Lumina-mGPT",
     "glm-image": "GLM-Image", "imagegpt": "ImageGPT", "llamagen": "LlamaGen",
+    "infinity": "Infinity",
 }  # fmt: skip
 _CANVAS = {  # target of tests/fixtures/denoiser_targets -> name in a registry, title
     "llada": ("llada", "LLaDA"), "mmada": ("mmada", "MMaDA, text"), "dream": ("Dream", "Dream"),
