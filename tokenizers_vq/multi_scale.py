@@ -13,9 +13,10 @@ A folder stores a tokenizer as `tokenizer.json` (`MultiScaleConfig`) and `tokeni
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from einops import rearrange
@@ -38,6 +39,10 @@ class ScaleSums:
     """
 
     lengths: tuple[int, ...]
+
+    def at(self, device: torch.device) -> Self:
+        """Itself, or a copy where it has tensors elsewhere."""
+        return self
 
     def nothing(self, rows: int, device: torch.device) -> Tensor:
         """The sum of no scales, [rows, C, H, W]."""
@@ -98,10 +103,14 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
             min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
         ]
 
+    def at(self, device: torch.device) -> Self:
+        """The tokenizer that it is a part of may wait on the CPU, and is moved as a whole."""
+        return self if self.embedding.weight.device == device else deepcopy(self).to(device)
+
     def nothing(self, rows: int, device: torch.device) -> Tensor:
         """The sum of no scales, [rows, C, N, N]."""
         side, width = self.sides[-1], self.embedding.weight.shape[1]
-        return torch.zeros(rows, width, side, side, device=device)
+        return torch.zeros(rows, width, side, side, device=device, dtype=torch.float32)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Codes [...] int64 to their vectors [..., C]."""

@@ -65,7 +65,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     def reserve(self, rows: int, positions: int) -> None:
         check_mode(self.model)
-        self.quantizer.to(self.device)  # a part of the tokenizer, which may wait on the CPU
+        self.quantizer = self.quantizer.at(self.device)
         self._cache = None
 
     def _add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
