@@ -48,7 +48,8 @@ class BitwiseQuantizer(ScaleSums):
         return tuple(h * w * self.width * self.patch**2 for h, w in self.grids)
 
     def nothing(self, rows: int, device: torch.device) -> Tensor:
-        return torch.zeros(rows, self.width, *self._size(-1), device=device)
+        size = (rows, self.width, *self._size(-1))
+        return torch.zeros(size, device=device, dtype=torch.float32)
 
     def read(self, rest: Tensor, scale: int) -> Tensor:
         small = F.interpolate(rest, size=self._size(scale), mode="area")
@@ -131,6 +132,7 @@ class BitScales(Checked):
         return None
 
     def guidance_share(self, slots: Tensor) -> Tensor:
-        shares = torch.tensor(self.shares or (1.0,) * len(self.lengths), device=slots.device)
+        given = self.shares or (1.0,) * len(self.lengths)
+        shares = torch.tensor(given, device=slots.device, dtype=torch.float32)
         ends = slots.new_tensor(self.lengths).cumsum(0)
         return shares[torch.bucketize(slots, ends, right=True)]

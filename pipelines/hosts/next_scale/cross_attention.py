@@ -78,10 +78,11 @@ class CrossAttention(nn.Module):
         self.n_heads = n_heads
         self.mat_q: Any = nn.Linear(width, width)
         if pools:
-            self.mat_q = nn.Parameter(torch.randn(1, n_heads, width // n_heads))
+            query = torch.randn(1, n_heads, width // n_heads, dtype=torch.float32)
+            self.mat_q = nn.Parameter(query)
         self.mat_kv = nn.Linear(n_states, 2 * width, bias=False)
-        self.v_bias = nn.Parameter(torch.zeros(width))
-        self.register_buffer("zero_k_bias", torch.zeros(width))
+        self.v_bias = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.register_buffer("zero_k_bias", torch.zeros_like(self.v_bias.data))
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor | None, states: Tensor, is_real: Tensor | None = None) -> Tensor:
@@ -130,8 +131,9 @@ class CrossTransformer(NextScaleTransformer):
         self.lvl_embed = nn.Embedding(config.n_levels, width)
         self.blocks = nn.ModuleList(CrossBlock(config, layer) for layer in range(config.depth))
         self.head = nn.Linear(width, config.n_codes * config.code_width)
-        self.pos_start = nn.Parameter(torch.randn(1, 1, width))
-        self.cfg_uncond = nn.Parameter(torch.randn(config.longest, features) / features**0.5)
+        self.pos_start = nn.Parameter(torch.randn(1, 1, width, dtype=torch.float32))
+        no_text = torch.randn(config.longest, features, dtype=torch.float32)
+        self.cfg_uncond = nn.Parameter(no_text / features**0.5)
         self.text_norm = nn.RMSNorm(features, config.norm_eps)
         pool = CrossAttention(width, features, config.pool_heads, pools=True)
         self.text_proj_for_sos = nn.ModuleDict({"ca": pool})

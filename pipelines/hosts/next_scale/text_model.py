@@ -55,7 +55,7 @@ class TextScaleModel(NextScaleModel):
         if key[0] == self.nothing:
             features = self.model.cfg_uncond[: len(key)]
         else:
-            ids = torch.tensor([key], device=ready(self.encoder))
+            ids = torch.tensor([key], device=ready(self.encoder), dtype=torch.int64)
             features = self.encoder(input_ids=ids).last_hidden_state[0]
         return self.model.read(features.to(ready(self.model), self.dtype))
 
