@@ -23,7 +23,7 @@ from mmaccel.tokenizers_vq.bitwise import BitScales, BitwiseQuantizer
 from tests.fixtures.checkpoints import CAPTIONS, SIZES
 from tests.fixtures.infinity import BITS, draw_weights, logits_of, shapes
 
-SIDES, SIZE = [1, 2, 4], SIZES["infinity"]
+SIDES, SIZE = [1, 2, 4, 6], SIZES["infinity"]
 POOL = "text_proj_for_sos.ca"
 Builder = Callable[[str], Path]
 
@@ -38,7 +38,7 @@ def test_logits_are_those_of_the_published_network(pipe: TextToImage) -> None:
     """Scale by scale and all at once. Where a scale sees the next one, or the bits of an entry have
     another order, logits differ.
     """
-    source: Any = pipe.image_model
+    source: Any = pipe.resize((96, 96)).image_model
     model = source.window
     bits = torch.randint(2, (2, sum(model.lengths)), generator=torch.Generator().manual_seed(1))
     said = [source.encode(text) for text in CAPTIONS[:2]]
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_published_network(pipe: TextToImage) -> None:
     model.reserve(4, 0)
     model.begin(prompt)
     parts = [None, *bits.split(model.lengths, 1)]
-    made = [model.forward_scale(scale, parts[scale], None, None)[0] for scale in range(3)]
+    made = [model.forward_scale(scale, parts[scale], None, None)[0] for scale in range(4)]
     told, is_real = model.tell(model._ids, model._is_real)
     whole = model.model(told, is_real, model._sums(bits).repeat(2, 1, 1))
     for row, features in enumerate(texts):
