@@ -149,7 +149,8 @@ class CrossTransformer(NextScaleTransformer):
         """A copy for other scales; it shares the weights."""
         resized = copy(self)
         rows, columns = zip(*grids, strict=True)
-        resized.config = replace(self.config, sides=rows, columns=columns, grid=grid)
+        changed: dict[str, Any] = {"sides": rows, "columns": columns, "grid": grid}
+        resized.config = replace(self.config, **changed)
         resized._set_lengths()
         return resized
 

@@ -27,6 +27,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
     """
 
     any_rows = True
+    lengths: tuple[int, ...]
 
     def __init__(self, network: NextScaleTransformer, quantizer: ScaleSums) -> None:
         self.model, self.quantizer = network, quantizer
