@@ -342,6 +342,7 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
     "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
     "var": "mmaccel.pipelines.models.var:load_var",
     "hart": "mmaccel.pipelines.models.hart:load_hart",
+    "infinity": "mmaccel.pipelines.models.infinity:load_infinity",
 }
 
 SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)

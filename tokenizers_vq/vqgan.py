@@ -40,6 +40,7 @@ class VQGANConfig:
     code_width: int = 8
     is_normalised: bool = True  # code vectors have length 1
     attends: bool = True  # the lowest resolution, in every block
+    middle_attends: bool = True  # the block between encoder and decoder, on each side
     n_blocks: int = 2  # of a resolution of the encoder; the decoder has one more
     code_kernel: int = 1  # side of the convolutions to code vectors and from them
 
@@ -118,7 +119,7 @@ class Encoder(nn.Module):
             attends = is_last and config.attends
             self.conv_blocks.append(Level(before, width, config.n_blocks, attends, scale))
             before = width
-        self.mid = make_middle(before)
+        self.mid = make_middle(before, config.middle_attends)
         self.norm_out = make_norm(before)
         self.conv_out = nn.Conv2d(before, config.z_channels, 3, padding=1)
 
@@ -134,7 +135,7 @@ class Decoder(nn.Module):
         super().__init__()
         widths = [config.channels * m for m in reversed(config.multipliers)]
         self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
-        self.mid = make_middle(widths[0])
+        self.mid = make_middle(widths[0], config.middle_attends)
         self.conv_blocks = nn.ModuleList()
         before = widths[0]
         for level, width in enumerate(widths):
@@ -232,9 +233,10 @@ class Upsample(nn.Module):
         return self.conv(F.interpolate(hidden, scale_factor=2.0))
 
 
-def make_middle(width: int) -> nn.ModuleList:
+def make_middle(width: int, attends: bool) -> nn.ModuleList:
     """Blocks of the lowest resolution on each side of the bottleneck."""
-    return nn.ModuleList([Residual(width, width), Attention(width), Residual(width, width)])
+    between = Attention(width) if attends else nn.Identity()
+    return nn.ModuleList([Residual(width, width), between, Residual(width, width)])
 
 
 def run(modules: Iterable[nn.Module], hidden: Tensor) -> Tensor:

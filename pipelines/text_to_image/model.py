@@ -27,7 +27,6 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
-from mmaccel.tokenizers_vq.grid import Grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image

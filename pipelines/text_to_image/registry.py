@@ -26,7 +26,7 @@ _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon
 _BY_TYPE |= {"hart_transformer_t2i": "hart"}
 _LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
 _FILES = (".pt", ".pth", ".safetensors")
-_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen", "var")
+_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen", "var", "infinity")
 
 
 def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
@@ -63,6 +63,8 @@ def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
 def find_image_family(source: Path, name: str | Path) -> str:
     """The family of a model, where files say it; else by `name`, which the user gave."""
     files = [name for name in _list(source) if name.endswith(_FILES)]
+    if any(name.startswith("infinity_") for name in (source.name, *files)):
+        return "infinity"
     if any(re.match(r"var_d\d", name) for name in files):
         return "var"
     is_file = source.is_file() and bool(files)
@@ -89,7 +91,8 @@ def find_image_family(source: Path, name: str | Path) -> str:
     received = pipeline or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen or VAR, received {received} in {source}; "
+        f"GlmImagePipeline, or a file of LlamaGen, VAR or Infinity, received {received} in "
+        f"{source}; "
         f"{_advise(source, model_type)}"
     )
 

@@ -232,6 +232,7 @@ _FAMILY_TITLES = {
     "emu3": "Emu3-Gen", "chameleon": "Anole", "lumina-mgpt": "Lumina-mGPT",
     "glm-image": "GLM-Image", "imagegpt": "ImageGPT", "llamagen": "LlamaGen",
     "var": "VAR", "hart": "HART",
+    "infinity": "Infinity",
 }  # fmt: skip
 _CANVAS = {  # target of tests/fixtures/denoiser_targets -> name in a registry, title
     "llada": ("llada", "LLaDA"), "mmada": ("mmada", "MMaDA, text"), "dream": ("Dream", "Dream"),

@@ -228,7 +228,8 @@ def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> st
     return text.strip()
 
 
-_WRAPPERS = ("model", "module", "state_dict", "ema")  # keys that hold the weights of a checkpoint
+# keys that hold the weights of a checkpoint
+_WRAPPERS = ("vae", "model", "module", "state_dict", "ema")
 _UNUSED = ("quantize.codebook_used", "freqs_cis")  # training statistics, and a computed table
 
 

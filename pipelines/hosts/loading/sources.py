@@ -50,7 +50,7 @@ _CONFIGURING = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-_TOKENIZERS = ("vq", "vae")  # LlamaGen's, VAR's
+_TOKENIZERS = ("vq", "vae", "infinity_vae")  # of LlamaGen, VAR, Infinity
 _COARSE = "coarse.safetensors"  # drafts with it are no part of what a model's results are
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 

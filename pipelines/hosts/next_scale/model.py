@@ -28,6 +28,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     any_rows = True
     kv_cache_reason = "a pass adds a whole scale to its cache, alike in all heads"
+    lengths: tuple[int, ...]
 
     def __init__(self, network: NextScaleTransformer, quantizer: ScaleSums) -> None:
         self.model, self.quantizer = network, quantizer

@@ -38,7 +38,7 @@ from mmaccel.pipelines.models.llamagen.token_model import (
     LlamaGenWindow,
     load_transformer,
 )
-from mmaccel.pipelines.models.t5 import load_t5
+from mmaccel.pipelines.models.t5 import load_t5, read_ids
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -105,13 +105,7 @@ class PromptImages(LlamaGenImages):
 
     def encode(self, text: str) -> list[int]:
         """T5's ids of a prompt in lower case."""
-        ids: list[int] = self.words(check_prompt(text, self.words).lower())["input_ids"]
-        limit = self.window.n_first
-        if len(ids) > limit:
-            raise OptionError(
-                f"prompt: expected at most {limit} tokens, received {len(ids)}; shorten the prompt"
-            )
-        return ids
+        return read_ids(self.words, check_prompt(text, self.words).lower(), self.window.n_first)
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
