@@ -117,6 +117,7 @@ from mmaccel.samplers.canvas.learned_filter import LearnedFilter
 from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
+from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.bandit_spec import BanditSpec
@@ -251,6 +252,7 @@ __all__ = [
     "MaskedParallel",
     "MissingBackendError",
     "MorphKV",
+    "NextScale",
     "Noise",
     "NumericsError",
     "OptionError",

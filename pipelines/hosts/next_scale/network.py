@@ -80,7 +80,8 @@ class SelfAttention(nn.Module):
         else:
             q = q * self.scale
         if turn is not None:
-            q, k = (each * turn[0] + rotate_half(each) * turn[1] for each in (q, k))
+            turned = (each * turn[0] + rotate_half(each) * turn[1] for each in (q, k))
+            q, k = (each.type_as(v) for each in turned)
         return self.proj(attend(layer, q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -269,7 +270,7 @@ class NextScaleTransformer(nn.Module):
 
     def logits(self, x: Tensor, condition: Tensor | None) -> Tensor:
         """Logits `[R, E, V]` float32 of entries `[R, E, W]`."""
-        return self.head(self.head_nm(x.float(), condition)).float()
+        return self.head(self.head_nm(x, condition).type_as(self.head.weight)).float()
 
     def forward(self, ids: Tensor, is_real: Tensor, sums: Tensor) -> Tensor:
         """Logits `[R, L, V]` of all scales at once, for training.
@@ -318,7 +319,7 @@ class HeadNorm(nn.Module):
         if condition is None:
             return self.norm(x)
         scale, shift = self.ada_lin(condition).unflatten(-1, (1, 2, -1)).unbind(2)
-        return self.ln_wo_grad(x) * (scale + 1) + shift
+        return self.ln_wo_grad(x.float()) * (scale + 1) + shift
 
 
 def _to_turns(angles: Tensor) -> Tensor:
