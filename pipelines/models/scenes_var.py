@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size, refuse_device_map
 from mmaccel.pipelines.hosts.next_scale.folder import FOLDER
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleTransformer
@@ -29,6 +29,7 @@ def load_scale_words(folder: Path, load_config: LoadConfig) -> ScaleWordImages:
     """Load a folder of `config.json`, `model.safetensors`, `words.json`, and its image
     tokenizer in float32, `tokenizer.json` and `tokenizer.safetensors`.
     """
+    refuse_device_map(load_config, "scenes-var")
     tokenizer = load_multi_scale(folder).to(load_config.device)
     check_size(load_config.size, (tokenizer.size, tokenizer.size))
     words = CaptionWords.load(folder, tokenizer.vocab_size)
@@ -59,5 +60,4 @@ def open_network(
     with torch.device("meta"):
         network = NextScaleTransformer(config)
     network.load_state_dict(opened.weights.read(shapes_of(network)), assign=True)
-    dtype = load_config.dtype if isinstance(load_config.dtype, torch.dtype) else torch.float32
-    return network.to(load_config.device, dtype).eval().requires_grad_(False)
+    return network.to(load_config.device, load_config.dtype).eval().requires_grad_(False)
