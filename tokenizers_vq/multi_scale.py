@@ -42,8 +42,11 @@ class MultiScaleQuantizer(nn.Module):
         self.vocab_size = n_codes
         self.embedding = nn.Embedding(n_codes, width)
         self.phi = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(n_phi))
-        ends = 1 / 3 / n_phi
-        ticks = [ends + (1 - 2 * ends) * k / max(n_phi - 1, 1) for k in range(n_phi)]
+        first = 1 / (3 if n_phi == 4 else 2) / n_phi
+        last = 1 - first
+        # steps as numpy.linspace adds them: of ten scales some are as near to two convolutions
+        step = (last - first) / max(n_phi - 1, 1)
+        ticks = [*(first + k * step for k in range(n_phi - 1)), last]
         shares = [k / max(len(self.sides) - 1, 1) for k in range(len(self.sides))]
         # of a scale the convolution whose tick is nearest to its share of the way
         self._phi_of = [

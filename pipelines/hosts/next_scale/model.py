@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -40,8 +39,6 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         self._cache: ScaleCache | None = None
 
     def lack(self, word: str, part: Any = None) -> str:
-        if word == "eviction" and getattr(part, "accumulates", False):
-            return "nothing adds up the attention of all its scales"
         return "" if word in _OFFERED else super().lack(word, part)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,9 +65,8 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     def reserve(self, rows: int, positions: int) -> None:
         check_mode(self.model)
+        self.quantizer.to(self.device)  # a part of the tokenizer, which may wait on the CPU
         self._cache = None
-        if find_device(self.quantizer) != self.device:  # a tokenizer's, which waits elsewhere
-            self.quantizer = deepcopy(self.quantizer).to(self.device)
 
     def _add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
         """The sum of scales `[b, C, N, N]` with one more, whose codes are `[b, n]`."""

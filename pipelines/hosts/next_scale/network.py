@@ -81,7 +81,7 @@ class SelfAttention(nn.Module):
             q = q * self.scale
         if turn is not None:
             turned = (each * turn[0] + rotate_half(each) * turn[1] for each in (q, k))
-            q, k = (each.type_as(v) for each in turned)
+            q, k = (each.to(v.dtype) for each in turned)
         return self.proj(attend(layer, q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -270,7 +270,8 @@ class NextScaleTransformer(nn.Module):
 
     def logits(self, x: Tensor, condition: Tensor | None) -> Tensor:
         """Logits `[R, E, V]` float32 of entries `[R, E, W]`."""
-        return self.head(self.head_nm(x, condition).type_as(self.head.weight)).float()
+        normed = self.head_nm(x, condition)
+        return self.head(normed.to(self.head.weight.dtype)).float()
 
     def forward(self, ids: Tensor, is_real: Tensor, sums: Tensor) -> Tensor:
         """Logits `[R, L, V]` of all scales at once, for training.
