@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -65,7 +66,9 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     def reserve(self, rows: int, positions: int) -> None:
         check_mode(self.model)
-        self.quantizer.to(self.device)  # a part of the tokenizer, which may wait on the CPU
+        if find_device(self.quantizer) != self.device:
+            # a part of the tokenizer, which waits on the CPU: accelerate moves it as a whole
+            self.quantizer = deepcopy(self.quantizer).to(self.device)
         self._cache = None
 
     def _add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
