@@ -29,7 +29,54 @@ from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
 
-class MultiScaleQuantizer(nn.Module):
+class ScaleSums:
+    """Latents [B, C, H, W] to codes [B, L] and back, scale after scale. A child says how the codes
+    of a scale are read and spread.
+
+    Attributes:
+        lengths: codes of each scale.
+    """
+
+    lengths: tuple[int, ...]
+
+    def nothing(self, rows: int, device: torch.device) -> Tensor:
+        """The sum of no scales, [rows, C, H, W]."""
+        raise NotImplementedError
+
+    def read(self, rest: Tensor, scale: int) -> Tensor:
+        """The codes [B, l] of a scale, of what is left of the latents, [B, C, H, W]."""
+        raise NotImplementedError
+
+    def spread(self, codes: Tensor, scale: int) -> Tensor:
+        """What the codes [B, l] of a scale add to the latents, [B, C, H, W]."""
+        raise NotImplementedError
+
+    def shrink(self, total: Tensor, scale: int) -> Tensor:
+        """The sum of the scales before one, [B, C, H, W], as that scale's input [B, n, C]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode(self, latents: Tensor) -> Tensor:
+        """Latents [B, C, H, W] to codes [B, L] int64, scale after scale, raster order."""
+        rest, codes = latents.clone(), []
+        for scale in range(len(self.lengths)):
+            codes.append(self.read(rest, scale))
+            rest = rest - self.spread(codes[-1], scale)
+        return torch.cat(codes, 1)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, L] int64 to latents [B, C, H, W]."""
+        if codes.ndim != 2 or codes.shape[1] != sum(self.lengths):
+            raise ShapeError(
+                f"tokens: expected [B, {sum(self.lengths)}], received {list(codes.shape)}."
+            )
+        parts = codes.split(self.lengths, 1)
+        spread = [self.spread(part, scale) for scale, part in enumerate(parts)]
+        return torch.stack(spread).sum(0)
+
+
+class MultiScaleQuantizer(ScaleSums, nn.Module):
     """Latents [B, C, N, N] to codes [B, L] and back, scale after scale.
 
     `sides` rise to N. The K scales share `n_phi` convolutions of a quarter or so of them each
@@ -39,6 +86,7 @@ class MultiScaleQuantizer(nn.Module):
     def __init__(self, sides: Sequence[int], n_codes: int, width: int, n_phi: int = 4) -> None:
         super().__init__()
         self.sides = tuple(sides)
+        self.lengths = tuple(side * side for side in self.sides)
         self.vocab_size = n_codes
         self.embedding = nn.Embedding(n_codes, width)
         self.phi = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(n_phi))
@@ -52,6 +100,11 @@ class MultiScaleQuantizer(nn.Module):
         self._phi_of = [
             min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
         ]
+
+    def nothing(self, rows: int, device: torch.device) -> Tensor:
+        """The sum of no scales, [rows, C, N, N]."""
+        side, width = self.sides[-1], self.embedding.weight.shape[1]
+        return torch.zeros(rows, width, side, side, device=device)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Codes [...] int64 to their vectors [..., C]."""
@@ -84,25 +137,6 @@ class MultiScaleQuantizer(nn.Module):
         side = self.sides[scale]
         small = interpolate(total, size=(side, side), mode="area")
         return rearrange(small, "b c h w -> b (h w) c")
-
-    @torch.no_grad()
-    def encode(self, latents: Tensor) -> Tensor:
-        """Latents [B, C, N, N] to codes [B, L] int64, scale after scale, raster order."""
-        rest, codes = latents.clone(), []
-        for scale in range(len(self.sides)):
-            codes.append(self.read(rest, scale))
-            rest = rest - self.spread(codes[-1], scale)
-        return torch.cat(codes, 1)
-
-    @torch.no_grad()
-    def decode(self, codes: Tensor) -> Tensor:
-        """Codes [B, L] int64 to latents [B, C, N, N]."""
-        lengths = [side * side for side in self.sides]
-        if codes.ndim != 2 or codes.shape[1] != sum(lengths):
-            raise ShapeError(f"tokens: expected [B, {sum(lengths)}], received {list(codes.shape)}.")
-        parts = codes.split(lengths, 1)
-        spread = [self.spread(part, scale) for scale, part in enumerate(parts)]
-        return torch.stack(spread).sum(0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mmaccel.pipelines.hosts.causal_lm.compatibility import check_mode, find_dev
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.pipelines.hosts.next_scale.cache import ScaleCache
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleTransformer, whole
-from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer
+from mmaccel.tokenizers_vq.multi_scale import ScaleSums
 
 _OFFERED = frozenset({"eviction", "own attention", "prompt keys", "scales"})
 
@@ -29,11 +29,11 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     any_rows = True
 
-    def __init__(self, network: NextScaleTransformer, quantizer: MultiScaleQuantizer) -> None:
+    def __init__(self, network: NextScaleTransformer, quantizer: ScaleSums) -> None:
         self.model, self.quantizer = network, quantizer
         config = network.config
         self.vocab_size = config.n_codes
-        self.lengths = tuple(network.lengths)
+        self.lengths = quantizer.lengths
         self.mask_token = config.n_codes + config.n_conditions
         self.n_ids = self.mask_token + 1
         self._methods = LayerMethods()
@@ -78,16 +78,18 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
     def _sums(self, codes: Tensor) -> Tensor:
         """What the entries of all scales above 0 are made of, `[R, L - 1, C]`."""
         parts = codes.split(self.lengths, 1)
-        total, sums = self._no_sum(len(codes)), []
+        total, sums = self.quantizer.nothing(len(codes), self.device), []
         for scale in range(1, len(parts)):
             total = self._add(total, parts[scale - 1], scale - 1)
             sums.append(self.quantizer.shrink(total, scale))
         return torch.cat(sums, 1)
 
-    def _no_sum(self, rows: int) -> Tensor:
-        side = self.quantizer.sides[-1]
-        width = self.quantizer.embedding.weight.shape[1]
-        return torch.zeros(rows, width, side, side, device=self.device)
+    def tell(self, ids: Tensor, is_real: Tensor) -> tuple[Any, Tensor]:
+        """What the network reads of prompt ids `[R, T]`, right-aligned, and which of the entries
+        that it makes of them are real, `[R, T]` bool: here the ids, without needless padding.
+        """
+        width = int(is_real.sum(1).max())
+        return ids[:, -width:], is_real[:, -width:]
 
     def forward(self, entries: CanvasPass) -> Tensor:
         """What stands in open slots has no effect on the logits of their scale."""
@@ -97,14 +99,14 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         codes = tokens[:, n_text:]
         codes = codes.where(codes < self.vocab_size, 0)
         sums = self._sums(codes).to(self.dtype)
-        logits = self.model(ids, entries.reads[:, 0, :n_text], sums)
+        logits = self.model(*self.tell(ids, entries.reads[:, 0, :n_text]), sums)
         slots = entries.queries - n_text
         return logits.gather(1, slots[..., None].expand(-1, -1, logits.shape[-1]))
 
     def begin(self, prompt: Prompt) -> None:
         self._cache = None
         self._batch, self._branches = prompt.batch, prompt.branches
-        self._total = self._no_sum(prompt.batch)
+        self._total = self.quantizer.nothing(prompt.batch, self.device)
         self._read(prompt)
 
     def _read(self, prompt: Prompt) -> None:
@@ -133,14 +135,12 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         network = self.model
         asked = torch.arange(self._batch, device=self.device) if rows is None else rows
         at = self._pass_rows(asked)
-        ids, is_real = self._ids[at], None
+        told, of_prompt = self.tell(self._ids[at], self._is_real[at])
+        is_real = None
         if before is None:
-            width = int(self._is_real[at].sum(1).max())
-            ids = ids[:, -width:]
-            is_real = self._is_real[at, -width:]
-            x = network.first_entries(ids)
-            turn = network.text_turns((is_real.cumsum(1) - 1).clamp(min=0).float())
-            is_real = None if bool(is_real.all()) else is_real
+            x = network.first_entries(told)
+            turn = network.text_turns((of_prompt.cumsum(1) - 1).clamp(min=0).float())
+            is_real = None if bool(of_prompt.all()) else of_prompt
         else:
             self._total[asked] = self._add(self._total[asked], before, scale - 1)
             sums = self.quantizer.shrink(self._total[asked], scale).to(self.dtype)
@@ -149,13 +149,13 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if self._cache is None:
-                positions = self._ids.shape[1] - 1 + sum(self.lengths)
+                positions = self._ids.shape[1] - 1 + sum(network.lengths)
                 evictor = self._methods.evictor
                 n_layers = network.config.depth
                 self._cache = ScaleCache(k, n_layers, len(self._ids), positions, evictor)
             return self._cache.attend(layer, q, k, v, at, is_real)
 
-        condition, of_head = network.condition(self._ids[at][:, -1:])
+        condition, of_head = network.condition(told)
         x = network.run(x, condition, turn, attend, whole if around is None else around)
-        slots = x[:, -self.lengths[scale] :]
-        return network.logits(slots, of_head), x.shape[1]
+        entries = x[:, -network.lengths[scale] :]
+        return network.logits(entries, of_head), x.shape[1]

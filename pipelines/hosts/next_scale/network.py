@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,7 @@ class Block(nn.Module):
             self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.ln_wo_grad = nn.LayerNorm(width, config.norm_eps, elementwise_affine=False)
 
-    def modulation(self, condition: Tensor | None) -> list[Tensor]:
+    def modulation(self, condition: Any) -> list[Tensor]:
         """Gammas, scales and shifts of both parts, `[R, 1, W]` each, of a condition `[R, W]`, or
         `[R, 1, 6, W]` where all layers share it; nothing without adaptive norms.
         """
@@ -141,7 +142,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        condition: Any,
         turn: Tensor | None,
         attend: Attend,
         around: Around,
@@ -165,7 +166,12 @@ class Block(nn.Module):
             return scaled(self.ffn(normed(take(y, index), 1)), 1)
 
         x = x + around((self.layer, "attention"), x, see)
+        x = self.between(x, condition, around)
         return x + around((self.layer, "feed-forward"), x, think)
+
+    def between(self, x: Tensor, condition: Any, around: Around) -> Tensor:
+        """Entries `[R, E, W]` between both parts, to the same."""
+        return x
 
 
 def whole(part: tuple[int, str], x: Tensor, branch: Branch) -> Tensor:
@@ -204,7 +210,7 @@ class NextScaleTransformer(nn.Module):
         self.head_nm = HeadNorm(config)
         self.head = nn.Linear(width, config.n_codes)
 
-    def first_entries(self, ids: Tensor) -> Tensor:
+    def first_entries(self, ids: Any) -> Tensor:
         """Entries of the first pass, `[R, T, W]`, of prompt ids `[R, T]`: of a class (T = 1), or of
         a text whose last token is the slot of scale 0.
         """
@@ -221,11 +227,11 @@ class NextScaleTransformer(nn.Module):
             x = x + self.pos_1LC[:, first : first + self.lengths[scale]]
         return x
 
-    def condition(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def condition(self, ids: Any) -> tuple[Any, Tensor | None]:
         """What modulates the layers, and the head `[R, W]`; of prompt ids `[R, T]`."""
         if self.config.adaptive == "none":
             return None, None
-        of_head = self.class_emb(ids[:, 0])
+        of_head = self.class_emb(ids[:, -1])
         if self.config.adaptive == "own":
             return of_head, of_head
         return self.shared_ada_lin(of_head).unflatten(-1, (1, 6, -1)), of_head
@@ -234,7 +240,7 @@ class NextScaleTransformer(nn.Module):
         """Cosines and sines `[2, R, 1, T, D]` of the text's positions `[R, T]`."""
         if self.config.positions == "learned":
             return None
-        angles = positions[..., None] * self._frequencies(1).to(positions.device)  # [R, T, D / 2]
+        angles = positions[..., None] * self._frequencies(1)  # [R, T, D / 2]
         return _to_turns(angles)[:, :, None]
 
     def turns(self, scale: int) -> Tensor | None:
@@ -246,19 +252,20 @@ class NextScaleTransformer(nn.Module):
         side, last = self.config.sides[scale], self.config.sides[-1]
         device = self.head.weight.device
         at = torch.arange(side, device=device) * (last / side)
-        angles = at[:, None] * self._frequencies(2).to(device)  # [n, D / 4]
+        angles = at[:, None] * self._frequencies(2)  # [n, D / 4]
         rows = angles[:, None].expand(-1, side, -1)
         columns = angles[None].expand(side, -1, -1)
         return _to_turns(torch.cat((rows, columns), -1).flatten(0, 1))[:, None, None]
 
     def _frequencies(self, axes: int) -> Tensor:
         width = self.config.width // self.config.n_heads // axes  # a head's numbers for an axis
-        return 1e4 ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+        device = self.head.weight.device
+        return 1e4 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
     def run(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        condition: Any,
         turn: Tensor | None,
         attend: Attend,
         around: Around = whole,
@@ -273,31 +280,31 @@ class NextScaleTransformer(nn.Module):
         normed = self.head_nm(x, condition)
         return self.head(normed.to(self.head.weight.dtype)).float()
 
-    def forward(self, ids: Tensor, is_real: Tensor, sums: Tensor) -> Tensor:
+    def forward(self, ids: Any, is_real: Tensor, sums: Tensor) -> Tensor:
         """Logits `[R, L, V]` of all scales at once, for training.
 
         Args:
             ids: of prompts, `[R, T]`, right-aligned; `is_real` `[R, T]` bool where one stands.
             sums: of the codes before each scale above 0, `[R, L - 1, C]`.
         """
-        width = ids.shape[1]
+        width, device = is_real.shape[1], is_real.device
         parts = [self.first_entries(ids)]
         positions = (is_real.cumsum(1) - 1).clamp(min=0).float()
         turns = [self.text_turns(positions)]
         for scale, some in enumerate(sums.split(self.lengths[1:], 1), start=1):
             parts.append(self.entries(some, scale))
             turns.append(self.turns(scale))
-        level = torch.cat([torch.full((n,), k) for k, n in enumerate([width, *self.lengths[1:]])])
-        level = level.to(ids.device)
+        sizes = torch.tensor([width, *self.lengths[1:]], device=device)
+        level = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
         sees = (level[:, None] >= level)[None, None]
         sees = sees & F.pad(is_real, (0, len(level) - width), value=True)[:, None, None]
-        sees = sees | torch.eye(len(level), dtype=torch.bool, device=ids.device)  # no row of none
-        mask = torch.zeros(sees.shape, device=ids.device).masked_fill_(~sees, -math.inf)
+        sees = sees | torch.eye(len(level), dtype=torch.bool, device=device)  # no row of none
+        mask = torch.zeros(sees.shape, device=device).masked_fill_(~sees, -math.inf)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, mask.to(q.dtype), scale=1.0)
 
-        known = [t.expand(-1, len(ids), -1, -1, -1) for t in turns if t is not None]
+        known = [t.expand(-1, len(is_real), -1, -1, -1) for t in turns if t is not None]
         turn = torch.cat(known, 3) if known else None
         of_layers, of_head = self.condition(ids)
         x = self.run(torch.cat(parts, 1), of_layers, turn, attend)
