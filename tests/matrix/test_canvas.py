@@ -33,7 +33,11 @@ from tests.fixtures.toy_models import make_prompt
 from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names
 
-CANVAS = names("policies", "canvas")
+CANVAS = [  # those of scales run in tests/canvas/test_scale_reductions.py
+    name
+    for name in names("policies", "canvas")
+    if "scales" not in make("policies", name, Target(None)).needs
+]
 RELAXED = [name for name in CANVAS if make("policies", name, Target(None)).exactness == "relaxed"]
 BITWISE = [name for name in CANVAS if name not in RELAXED and name != "stepwise"]
 ORDERS = ["confidence", "entropy", "margin", "left", "random", "halton"]
