@@ -157,6 +157,12 @@ class MultiScaleTokenizer(nn.Module):
 
     def __init__(self, config: MultiScaleConfig) -> None:
         super().__init__()
+        if config.sides[-1] * config.patch != config.size:
+            raise ShapeError(
+                f"sides: expected the last to be {config.size // config.patch}, of images of "
+                f"{config.size} pixels in patches of {config.patch}, received {config.sides[-1]}; "
+                "give other sides"
+            )
         self.config = config
         self.size = config.size
         self.grid = (config.sides[-1], config.sides[-1])

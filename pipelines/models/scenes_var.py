@@ -48,6 +48,11 @@ def open_network(
 ) -> NextScaleTransformer:
     opened = open_folder(FOLDER, folder)
     config = opened.settings
+    if config.condition != "text":
+        raise UnsupportedModelError(
+            f"model: expected a network of texts, as its prompts are words, received condition "
+            f"{config.condition!r} in {FOLDER.config}; leave the family out"
+        )
     asked = (config.sides, config.n_codes, config.code_width)
     given = tokenizer.config
     has = (given.sides, given.n_codes, given.code_width)
