@@ -216,7 +216,8 @@ class Scales(Checked):
 
     sides: tuple[int, ...] = within(MISSING, 1, 1024)
     vocab_size: int = within(MISSING, 1, hint="give the model's")
-    columns: ClassVar[int] = 0
+    columns: ClassVar[int] = 0  # no grid of one size
+    rows: ClassVar[int] = 0
 
     @property
     def frame(self) -> int:
