@@ -13,9 +13,10 @@ A folder stores a tokenizer as `tokenizer.json` (`MultiScaleConfig`) and `tokeni
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from einops import rearrange
@@ -38,6 +39,10 @@ class ScaleSums:
     """
 
     lengths: tuple[int, ...]
+
+    def at(self, device: torch.device) -> Self:
+        """Itself, or a copy where it has tensors elsewhere."""
+        return self
 
     def nothing(self, rows: int, device: torch.device) -> Tensor:
         """The sum of no scales, [rows, C, H, W]."""
@@ -101,10 +106,14 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
             min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
         ]
 
+    def at(self, device: torch.device) -> Self:
+        """The tokenizer that it is a part of may wait on the CPU, and is moved as a whole."""
+        return self if self.embedding.weight.device == device else deepcopy(self).to(device)
+
     def nothing(self, rows: int, device: torch.device) -> Tensor:
         """The sum of no scales, [rows, C, N, N]."""
         side, width = self.sides[-1], self.embedding.weight.shape[1]
-        return torch.zeros(rows, width, side, side, device=device)
+        return torch.zeros(rows, width, side, side, device=device, dtype=torch.float32)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Codes [...] int64 to their vectors [..., C]."""
@@ -143,6 +152,7 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
 class MultiScaleConfig(AutoencoderConfig):
     """Sizes of a small tokenizer of several scales."""
 
+    patch: int = within(8, 4, 32)
     sides: tuple[int, ...] = within((1, 2, 3, 4, 5, 6, 7, 8), 1, 1024)  # the last: size / patch
     n_codes: int = within(1024, 2, 2**20)
     code_width: int = within(8, 1, 4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -66,9 +65,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
 
     def reserve(self, rows: int, positions: int) -> None:
         check_mode(self.model)
-        if find_device(self.quantizer) != self.device:
-            # a part of the tokenizer, which waits on the CPU: accelerate moves it as a whole
-            self.quantizer = deepcopy(self.quantizer).to(self.device)
+        self.quantizer = self.quantizer.at(self.device)
         self._cache = None
 
     def _add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:

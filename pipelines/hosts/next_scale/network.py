@@ -62,13 +62,14 @@ class SelfAttention(nn.Module):
         self.n_heads = config.n_heads
         width = config.width
         self.mat_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.q_bias = nn.Parameter(torch.zeros(width))
-        self.v_bias = nn.Parameter(torch.zeros(width))
-        self.register_buffer("zero_k_bias", torch.zeros(width))
+        self.q_bias = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.v_bias = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.register_buffer("zero_k_bias", torch.zeros_like(self.q_bias.data))
         self.proj = nn.Linear(width, width)
         self.has_unit_keys = config.has_unit_keys
         if self.has_unit_keys:
-            self.scale_mul_1H11 = nn.Parameter(torch.full((1, self.n_heads, 1, 1), math.log(4)))
+            scales = torch.full((1, self.n_heads, 1, 1), math.log(4), dtype=torch.float32)
+            self.scale_mul_1H11 = nn.Parameter(scales)
         self.scale = config.attention_scale / math.sqrt(width // self.n_heads)
 
     def forward(self, x: Tensor, layer: int, turn: Tensor | None, attend: Attend) -> Tensor:
@@ -125,7 +126,9 @@ class Block(nn.Module):
             self.norm1 = nn.RMSNorm(width, config.norm_eps)
             self.norm2 = nn.RMSNorm(width, config.norm_eps)
         elif self.adaptive == "shared":
-            self.ada_gss = nn.Parameter(torch.randn(1, 1, 6, width) / width**0.5)
+            self.ada_gss = nn.Parameter(
+                torch.randn(1, 1, 6, width, dtype=torch.float32) / width**0.5
+            )
         else:
             self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.ln_wo_grad = nn.LayerNorm(width, config.norm_eps, elementwise_affine=False)
@@ -207,9 +210,13 @@ class NextScaleTransformer(nn.Module):
         self.class_emb = nn.Embedding(config.n_conditions, width)
         self.lvl_embed = nn.Embedding(len(config.sides), width)
         if config.positions == "learned":
-            self.pos_start = nn.Parameter(torch.randn(1, 1, width) / math.sqrt(3 * width))
+            self.pos_start = nn.Parameter(
+                torch.randn(1, 1, width, dtype=torch.float32) / math.sqrt(3 * width)
+            )
             n_slots = sum(self.lengths)
-            self.pos_1LC = nn.Parameter(torch.randn(1, n_slots, width) / math.sqrt(3 * width))
+            self.pos_1LC = nn.Parameter(
+                torch.randn(1, n_slots, width, dtype=torch.float32) / math.sqrt(3 * width)
+            )
         if config.adaptive == "shared":
             self.shared_ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
@@ -300,12 +307,12 @@ class NextScaleTransformer(nn.Module):
         for scale, some in enumerate(sums.split(self.lengths[1:], 1), start=1):
             parts.append(self.entries(some, scale))
             turns.append(self.turns(scale))
-        sizes = torch.tensor([width, *self.lengths[1:]], device=device)
+        sizes = torch.tensor([width, *self.lengths[1:]], device=device, dtype=torch.int64)
         level = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
         sees = (level[:, None] >= level)[None, None]
         sees = sees & F.pad(is_real, (0, len(level) - width), value=True)[:, None, None]
         sees = sees | torch.eye(len(level), dtype=torch.bool, device=device)  # no row of none
-        mask = torch.zeros(sees.shape, device=device).masked_fill_(~sees, -math.inf)
+        mask = torch.zeros_like(sees, dtype=torch.float32).masked_fill_(~sees, -math.inf)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, mask.to(q.dtype), scale=1.0)
