@@ -103,7 +103,7 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
         shares = [k / max(len(self.sides) - 1, 1) for k in range(len(self.sides))]
         # of a scale the convolution whose tick is nearest to its share of the way
         self._phi_of = [
-            min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
+            min((abs(tick - share), k) for k, tick in enumerate(ticks))[1] for share in shares
         ]
 
     def at(self, device: torch.device) -> Self:

@@ -31,9 +31,9 @@ class ScalePass(ModelPass):
 
     def __init__(self, model: Any, prompt: Prompt, canvas: Canvas, *options: Any) -> None:
         super().__init__(model, prompt, canvas, *options)
+        lengths: tuple[int, ...] = model.lengths
         assert isinstance(model, ScalePasses)
         self.scales = model
-        lengths: tuple[int, ...] = model.lengths
         self._lengths = lengths
         self._bases = [sum(lengths[:scale]) for scale in range(len(lengths))]
         self._n_done = [0] * prompt.batch  # scales of each row that the model has computed
@@ -59,12 +59,12 @@ class ScalePass(ModelPass):
         logits: Tensor | None = None
         with self.formats.passing():
             for scale in range(scales[-1]):  # those that a layout gave whole
-                skipped = [row for row, at in scale_of.items() if self._n_done[row] <= scale < at]
+                skipped = [row for row, own in scale_of.items() if self._n_done[row] <= scale < own]
                 if skipped:
                     some, n_computed = self._forward(canvas, scale, slots.new_tensor(skipped))
                     n_entries += n_computed * len(some)
-            for row, at in scale_of.items():
-                self._n_done[row] = at + 1
+            for row, own in scale_of.items():
+                self._n_done[row] = own + 1
             for scale in scales:
                 rows = None
                 if len(scales) > 1 or not all(live):

@@ -77,7 +77,7 @@ def measure_samples(
         batch_size=_PART,
         output_type="pt",
     )
-    verdicts = judge(made.images, captions)  # type: ignore[arg-type]
+    verdicts = judge(made.images, captions)
     new = [verdict for verdict, text in zip(verdicts, captions, strict=True) if text not in seen]
     return {
         "policy": made.stats.policy,
