@@ -368,6 +368,38 @@ def scenes_masked() -> Runs:
         yield name, partial(make, policy, batch, slots, options)
 
 
+def next_scale() -> Runs:
+    """Tiny models that draw scale by scale: of classes and texts, and images of a folder."""
+    options: dict[str, Options] = {
+        "guidance 3": {"guidance_scale": 3.0},
+        "no guidance, top-k 5": {"top_k": 5},
+        "guidance 2, greedy": {"guidance_scale": 2.0, "temperature": 0.0},
+    }
+    policies: Policies = {
+        "next-scale": "next-scale",
+        "stepwise": "stepwise",
+        "lossless-unmask": "lossless-unmask:drafts=4",
+        "masked-parallel": "masked-parallel:steps=2",
+    }
+
+    def make(kind: str, policy: Any, batch: int, given: Options) -> Row:
+        from tests.fixtures import next_scale as tiny
+
+        branches = 2 if "guidance_scale" in given else 1
+        prompt = tiny.prompt(kind, range(batch), branches)
+        return decode(policy, tiny.build(kind), prompt, tiny.N_SLOTS, given)
+
+    def images() -> Row:
+        from tests.fixtures.next_scale import build_folder
+        from tests.fixtures.tiny_model import CAPTIONS
+
+        pipe = mmaccel.TextToImage.from_pretrained(build_folder(_folder() / "scales"))
+        return draw(pipe, CAPTIONS, "next-scale", guidance_scale=2.0)
+
+    yield from cycle_all(("class", "shared", "text"), policies, options, (3, 1, 3), make)
+    yield "images", images
+
+
 @cache
 def _grammar() -> Any:
     from benchmarks.canvas import WEIGHTS, GrammarText
@@ -957,6 +989,7 @@ def command_line() -> Runs:
 FAMILIES: dict[str, Callable[[], Runs]] = {
     "scenes": scenes,
     "scenes-masked": scenes_masked,
+    "next-scale models": next_scale,
     "grammar-masked": grammar_masked,
     "tiny masked images": tiny_masked,
     "text models": text_models,

@@ -683,7 +683,12 @@ _FIELDS = {
     "LoRA": "lora",
     "batch": "batch",
 }
-_KINDS = {"Jacobi": "window", "LosslessUnmask": "canvas", "Stepwise": "canvas, not LosslessUnmask"}
+_KINDS = {
+    "Jacobi": "window",
+    "LosslessUnmask": "canvas",
+    "NextScale": "canvas",
+    "Stepwise": "canvas, not LosslessUnmask",
+}
 _SOURCES = {"stand-in": "written for the tests", "mmaccel": "ours"}
 
 

@@ -25,7 +25,8 @@ def guide(
 ) -> Tensor:
     """Combine guidance branches, `[G * B, W, V]` float32, branch-major, to `[B, W, V]`: the fully
     conditional branch c first, the unconditional one u last; `scale` may be `[B, W, 1]`. One: c.
-    Two: ``u + scale (c - u)``. Three, with i (the image alone) between: ``u + second_scale (i - u) + scale (c - i)``.
+    Two: ``u + scale (c - u)``. Three, with i (the image alone) between: ``u + second_scale (i - u)
+    + scale (c - i)``.
     """
     if branches == 1:
         return logits

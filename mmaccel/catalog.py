@@ -406,6 +406,15 @@ def policy_names(kind: str = "window") -> list[str]:
     return list(METHODS[kind])
 
 
+def default_policy(model: Any = None) -> str:
+    """The short name of the exact policy of a model where none is named; None: of one that is
+    decoded in windows.
+    """
+    if getattr(model, "kind", "window") == "window":
+        return "jacobi"
+    return "lossless-unmask" if model.lack("scales") else "next-scale"
+
+
 def find_policy(name: str, kind: str | None = None) -> Entry:
     """The entry of a short name, an entry point, or a typed `module:Name`; else OptionError."""
     entry = POLICIES.get(name) or _own_policy(name)

@@ -16,18 +16,16 @@ from mmaccel.options import LoadOptions
 _SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 
 
-def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """The short name of a policy and its options, by default an exact one; OptionError for one of
-    another kind than the model's, "window" or "canvas".
+def pick_name(policy: str | None, model: Any = None) -> str:
+    """The short name of a policy, by default an exact one; OptionError for one of another kind than
+    the model's, "window" (also for None) or "canvas".
     """
-    from mmaccel.catalog import find_policy
+    from mmaccel.catalog import default_policy, find_policy
 
-    if policy is not None:
-        find_policy(policy, kind)
-        return policy, options
-    if kind == "window":
-        return "jacobi", options
-    return "lossless-unmask", options
+    if policy is None:
+        return default_policy(model)
+    find_policy(policy, getattr(model, "kind", "window"))
+    return policy
 
 
 def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:

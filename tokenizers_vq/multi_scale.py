@@ -112,7 +112,7 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
         shares = [k / max(len(self.sides) - 1, 1) for k in range(len(self.sides))]
         # of a scale the convolution whose tick is nearest to its share of the way
         self._phi_of = [
-            min(range(n_phi), key=lambda k, at=share: abs(ticks[k] - at)) for share in shares
+            min((abs(tick - share), k) for k, tick in enumerate(ticks))[1] for share in shares
         ]
 
     def at(self, device: torch.device) -> Self:
@@ -163,6 +163,7 @@ class MultiScaleQuantizer(ScaleSums, nn.Module):
 class MultiScaleConfig(AutoencoderConfig):
     """Sizes of a small tokenizer of several scales."""
 
+    patch: int = within(8, 4, 32)
     sides: tuple[int, ...] = within((1, 2, 3, 4, 5, 6, 7, 8), 1, 1024)  # the last: size / patch
     n_codes: int = within(1024, 2, 2**20)
     code_width: int = within(8, 1, 4096)
@@ -177,6 +178,12 @@ class MultiScaleTokenizer(nn.Module):
 
     def __init__(self, config: MultiScaleConfig) -> None:
         super().__init__()
+        if config.sides[-1] * config.patch != config.size:
+            raise ShapeError(
+                f"sides: expected the last to be {config.size // config.patch}, of images of "
+                f"{config.size} pixels in patches of {config.patch}, received {config.sides[-1]}; "
+                "give other sides"
+            )
         self.config = config
         self.size = config.size
         self.grid = (config.sides[-1], config.sides[-1])
@@ -230,7 +237,8 @@ class Scales(Checked):
 
     sides: tuple[int, ...] = within(MISSING, 1, 1024)
     vocab_size: int = within(MISSING, 1, hint="give the model's")
-    columns: ClassVar[int] = 0
+    columns: ClassVar[int] = 0  # no grid of one size
+    rows: ClassVar[int] = 0
 
     @property
     def frame(self) -> int:

@@ -203,12 +203,13 @@ def _play(policy: Any, device: torch.device) -> tuple[Tensor, Any]:
 
 
 def _canvas_calls() -> Iterator[Call]:
-    """Canvas policies on `scenes-masked`."""
+    """Canvas policies on `scenes-masked`, those of scales on `scenes-var`."""
     from tests.matrix.examples import Target, make, names
 
     for name in names("policies", "canvas"):
         policy = make("policies", name, Target(None))
-        yield Call(name, partial(_paint, "scenes-masked", policy))
+        model = "scenes-var" if "scales" in policy.needs else "scenes-masked"
+        yield Call(name, partial(_paint, model, policy))
 
 
 def _paint(model: str, policy: Any, device: torch.device) -> tuple[Tensor, Any]:

@@ -103,12 +103,10 @@ class Modality(ABC):
                 raise OptionError(
                     f"{name}: expected none for {self.unit}s, received {show(value)}; leave it out"
                 )
-        kind = pipe.model.kind
-        default, options = loading.pick_name(self.policy, {**self.options}, kind)
-        name = default if row.policy is None else row.policy
-        options = options if name == default else {}
+        default = loading.pick_name(self.policy, pipe.model)
+        name = default if row.policy is None else loading.pick_name(row.policy, pipe.model)
+        options = {**self.options} if name == default else {}
         options |= {key: value for key, value in row.params.items() if key not in self.beside}
-        name, options = loading.pick_name(name, options, kind)
         return name, make_policy(name, **options)
 
     def sampling_of(self, row: Row) -> dict[str, Any]:

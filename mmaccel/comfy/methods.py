@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from mmaccel.catalog import KEEP, METHODS, POLICIES, find_policy, load, make, make_policy
+from mmaccel.catalog import KEEP, METHODS, POLICIES, load, make, make_policy
 from mmaccel.checks import domains
 from mmaccel.comfy.ports import (
     Node,
@@ -22,6 +22,7 @@ from mmaccel.comfy.ports import (
     unset_number,
 )
 from mmaccel.errors import OptionError
+from mmaccel.loading import pick_name
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, read_reducers
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import FOLDER
@@ -86,11 +87,9 @@ def choose_policy(policy: NamedPolicy | None, model: Any) -> NamedPolicy:
     """The policy of a link, else an exact one; OptionError: one of another kind of model, or one
     that drafts with the model itself.
     """
-    kind = getattr(model, "kind", "window")
+    name = pick_name(None if policy is None else policy.name, model)
     if policy is None:
-        name = "jacobi" if kind == "window" else "lossless-unmask"
         return NamedPolicy(name, make_policy(name))
-    find_policy(policy.name, kind)
     if getattr(policy.policy, "draft_model", None) is model:
         raise OptionError(
             "draft_model: expected another model than the one that is decoded, received the same; "

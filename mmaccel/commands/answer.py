@@ -42,7 +42,7 @@ def answer_question(flags: Any) -> None:
     set_threads(flags.threads)
     load = place(flags.load)
     names, question = _split_inputs(flags.inputs)
-    policy_name, policy = flags.method.choose("window")
+    policy_name, policy = flags.method.choose()
     reducers = read_reducers(flags.visual.read() or None)
     for option, value in (("--compare", flags.compare), ("--out", flags.out)):
         if value and not reducers:

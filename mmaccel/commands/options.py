@@ -90,12 +90,14 @@ class PolicyFlags:
             make_policy(self.policy, **options)
         return options
 
-    def choose(self, kind: str) -> tuple[str, Any]:
-        """The short name of the policy and the policy, for a model of a kind."""
+    def choose(self, model: Any = None) -> tuple[str, Any]:
+        """The short name of the policy and the policy; None: for any model that is decoded in
+        windows.
+        """
         from mmaccel.loading import pick_name
 
-        name, options = pick_name(self.policy, self.fields(), kind)
-        return name, make_policy(name, **options)
+        name = pick_name(self.policy, model)
+        return name, make_policy(name, **self.fields())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class WindowPolicyFlags(PolicyFlags):
     )
 
     def read(self) -> dict[str, Any]:
-        self.choose("window")
+        self.choose()
         return self.fields()
 
 

@@ -147,7 +147,8 @@ class ImageRoute(Route):
         if body.stream and body.n > 1:
             raise OptionError(f"n: expected 1 with stream, received {body.n}; ask for each alone")
         shown = body.partial_images
-        can_show = body.stream and type(pipe.prompted_model).render is ImageModel.render
+        model = pipe.prompted_model
+        can_show = body.stream and type(model).render is ImageModel.render and model.layout.rows
         if shown and not can_show:
             raise OptionError(
                 f"partial_images: expected stream, and a model that shows images before they are "

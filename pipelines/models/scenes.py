@@ -46,7 +46,8 @@ class WordPrompts(PromptedModel):
         self.examples = (words.words[0],)
 
     def make_layout(self, tokenizer: Any) -> Any:
-        return Grid(*tokenizer.grid, tokenizer.vocab_size)
+        rows, columns = tokenizer.grid
+        return Grid(rows, columns, tokenizer.vocab_size)
 
     def encode(self, text: str) -> list[int]:
         return self.words.encode(text)

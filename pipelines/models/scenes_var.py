@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size, refuse_device_map
 from mmaccel.pipelines.hosts.next_scale.folder import FOLDER
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleTransformer
@@ -29,6 +29,7 @@ def load_scale_words(folder: Path, load_config: LoadConfig) -> ScaleWordImages:
     """Load a folder of `config.json`, `model.safetensors`, `words.json`, and its image
     tokenizer in float32, `tokenizer.json` and `tokenizer.safetensors`.
     """
+    refuse_device_map(load_config, "scenes-var")
     tokenizer = load_multi_scale(folder).to(load_config.device)
     check_size(load_config.size, (tokenizer.size, tokenizer.size))
     words = CaptionWords.load(folder, tokenizer.vocab_size)
@@ -47,6 +48,11 @@ def open_network(
 ) -> NextScaleTransformer:
     opened = open_folder(FOLDER, folder)
     config = opened.settings
+    if config.condition != "text":
+        raise UnsupportedModelError(
+            f"model: expected a network of texts, as its prompts are words, received condition "
+            f"{config.condition!r} in {FOLDER.config}; leave the family out"
+        )
     asked = (config.sides, config.n_codes, config.code_width)
     given = tokenizer.config
     has = (given.sides, given.n_codes, given.code_width)
@@ -59,5 +65,4 @@ def open_network(
     with torch.device("meta"):
         network = NextScaleTransformer(config)
     network.load_state_dict(opened.weights.read(shapes_of(network)), assign=True)
-    dtype = load_config.dtype if isinstance(load_config.dtype, torch.dtype) else torch.float32
-    return network.to(load_config.device, dtype).eval().requires_grad_(False)
+    return network.to(load_config.device, load_config.dtype).eval().requires_grad_(False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.window.autoregressive import Autoregressive
 
@@ -25,6 +26,7 @@ _PAPER = "#fbfaf7"
 _INK = "#1f2328"
 _SOFT = "#6a6f76"
 _LINE = "#d9d6cf"
+TOKENS = "token by token"
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,21 @@ def _wrap(prompt: str, font: Any) -> list[str]:
 
 
 def make_plain(policy: Any) -> Any:
-    """The policy of one token per pass to compare with, in the same order where it has one."""
+    """The policy to compare with: of one token a pass, in the same order where it has one; of a
+    scale a pass, where it is a variant of that.
+    """
     if getattr(policy, "kind", "window") == "window":
         return Autoregressive()
+    by_scale = NextScale()
+    if "scales" in getattr(policy, "needs", ()) and policy != by_scale:
+        return by_scale
     names = [name for name in ("order", "block", "cache") if hasattr(policy, name)]
     return Stepwise(**{name: getattr(policy, name) for name in names})
+
+
+def loop_of(plain: Stats) -> str:
+    """What a loop of `make_plain` is called."""
+    return "scale by scale" if plain.policy == repr(NextScale()) else TOKENS
 
 
 def title_of(name: str, policy: Any) -> str:
@@ -117,7 +129,8 @@ def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> st
     count = len(plain.tokens)
     exactness = exactness_in(made.stats.exactness, dtype)
     if same == count:
-        return f"The same {'images' if count > 1 else 'image'}, token for token"
+        own = "; scale by scale is the model's plain loop" * (loop_of(made.stats) != TOKENS)
+        return f"The same {'images' if count > 1 else 'image'}, token for token{own}"
     if exactness == "up to rounding":
         is_other = plain.tokens != made.tokens  # [B, N]
         first = is_other.int().argmax(1)[is_other.any(1)]
@@ -153,9 +166,12 @@ def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str
     """Both outputs on one sheet; `name` is the short name of the policy on the right."""
     if made.stats.drafts in ("coarse", "online"):
         name += f", {made.stats.drafts} drafts"
-    loop = "one slot per pass" if plain.stats.positions else "the plain loop"
+    title = loop_of(plain.stats).capitalize()
+    note = "the plain loop"
+    if plain.stats.positions:
+        note = "one slot per pass" if loop_of(plain.stats) == TOKENS else "one scale per pass"
     panels = [
-        make_panel("Token by token", loop, plain, _cost(plain)),
+        make_panel(title, note, plain, _cost(plain)),
         make_panel(name, describe_guarantee(made.stats, dtype), made, _cost(made)),
     ]
     return draw_sheet(panels, columns=2, foot=describe_difference(plain, made, dtype))

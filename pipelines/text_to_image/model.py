@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import read_policy
+from mmaccel.catalog import default_policy, read_policy
 from mmaccel.checks import check_length, show
 from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.policies import check_policy
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
-from mmaccel.samplers.canvas.next_scale import NextScale
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.jacobi import Jacobi
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -281,10 +278,6 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """A policy as `read_policy` takes it, or for None an exact one of the model's kind."""
-    kind = window.kind
-    if policy is None:
-        by_scale = kind == "canvas" and not window.lack("scales")
-        policy = Jacobi() if kind == "window" else NextScale() if by_scale else LosslessUnmask()
-    policy = read_policy(policy)
-    check_policy(policy, kind)
+    policy = read_policy(default_policy(window) if policy is None else policy)
+    check_policy(policy, window.kind)
     return policy

@@ -31,22 +31,26 @@ class ScalePass(ModelPass):
 
     def __init__(self, model: Any, prompt: Prompt, canvas: Canvas, *options: Any) -> None:
         super().__init__(model, prompt, canvas, *options)
+        lengths: tuple[int, ...] = model.lengths
         assert isinstance(model, ScalePasses)
         self.scales = model
-        lengths: tuple[int, ...] = model.lengths
         self._lengths = lengths
         self._bases = [sum(lengths[:scale]) for scale in range(len(lengths))]
+        self._n_done = [0] * prompt.batch  # scales of each row that the model has computed
         model.begin(prompt)
 
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
         super().restart(batch_slots, prompt)
         self.scales.restart(batch_slots, prompt)
+        for row in batch_slots.tolist():
+            self._n_done[row] = 0
 
     def forward(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
         """Cost: a host synchronisation, which finds the scale of each row."""
         live = canvas.is_live.tolist()
-        starts = [start for start, is_one in zip(canvas.start.tolist(), live) if is_one]
-        scales = sorted({self._bases.index(start) for start in starts})
+        starts = enumerate(canvas.start.tolist())
+        scale_of = {row: self._bases.index(start) for row, start in starts if live[row]}
+        scales = sorted(set(scale_of.values()))
         width = self._lengths[scales[-1]]
         self._index = torch.arange(width, device=canvas.tokens.device)
         slots, is_open = self.open_slots(canvas)
@@ -54,6 +58,13 @@ class ScalePass(ModelPass):
         n_entries = 0
         logits: Tensor | None = None
         with self.formats.passing():
+            for scale in range(scales[-1]):  # those that a layout gave whole
+                skipped = [row for row, own in scale_of.items() if self._n_done[row] <= scale < own]
+                if skipped:
+                    some, n_computed = self._forward(canvas, scale, slots.new_tensor(skipped))
+                    n_entries += n_computed * len(some)
+            for row, own in scale_of.items():
+                self._n_done[row] = own + 1
             for scale in scales:
                 rows = None
                 if len(scales) > 1 or not all(live):

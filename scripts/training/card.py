@@ -107,5 +107,5 @@ def _fill(page: str, card: dict[str, Any]) -> Iterator[str]:
         for row in rows:
             try:
                 yield line.format_map(row)
-            except KeyError:
+            except (KeyError, IndexError):
                 continue

@@ -55,7 +55,7 @@ _RECONSTRUCTION = 10.0
 class Tokenizer(scenes.Tokenizer):
     """Images to themselves by way of codes of several scales."""
 
-    def build(self, before: Path | None) -> MultiScaleTokenizer:
+    def build(self, before: Path | None) -> Any:
         model = MultiScaleTokenizer(MultiScaleConfig(**TOKENIZER))
         self.use = torch.ones(model.vocab_size)  # of the codes, a running mean of counts
         return model

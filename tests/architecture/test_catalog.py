@@ -36,7 +36,7 @@ _GUARANTEES = {  # of the names that users have written down
 def test_names_stay_in_their_order() -> None:
     names = [*policy_names(), *policy_names("canvas")]
     assert [name for name in names if name in _GUARANTEES] == list(_GUARANTEES)
-    assert list(MODELS) == ["scenes", "scenes-masked"]
+    assert list(MODELS) == ["scenes", "scenes-masked", "scenes-var"]
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

@@ -13,18 +13,20 @@ from transformers import PreTrainedTokenizerFast
 
 from mmaccel.catalog import MODELS
 from tests.architecture.source import ROOT
+from tests.fixtures.next_scale import build_folder
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import masked_beside_plain
 from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-OF_IMAGES = ("text_to_image", "many_seeds", "compare_policies", "masked_images")
+OF_IMAGES = ("text_to_image", "many_seeds", "compare_policies", "masked_images", "next_scale")
 SAID = {
     "text_to_image": r"the same tokens: True",
     "many_seeds": r"128 tokens in \d+ forward passes",
     "compare_policies": r"'window': 32.*bitwise +32 tokens in \d+ forward passes",
     "masked_images": r"the same tokens: True",
+    "next_scale": r"scale by scale:  14 tokens in 3 .*the same tokens: True",
     "language_model": r"the same tokens: True",
     "trees": r"the same tokens: True",
     "long_context": r"exact with respect to the model on \d+ of \d+ cached entries.*SnapKV.*Quest",
@@ -55,6 +57,8 @@ def test_an_example_runs(
         words = dict.fromkeys(MODELS["scenes"].examples[0].split())
         folders = masked_beside_plain(tmp_path, words=list(words))
         own = [str(folders[example.stem != "masked_images"])]
+    if example.stem == "next_scale":
+        own = [str(build_folder(tmp_path / "scales", list(words)))]
     if example.stem == "image_to_text":  # of tiny random weights
         own = [str(save_vqa(tmp_path / "vqa"))]
         if not encodes_first():
@@ -62,7 +66,7 @@ def test_an_example_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example), *own])
     runpy.run_path(str(example), run_name="__main__")
-    assert re.search(SAID[example.stem], capsys.readouterr().out)
+    assert re.search(SAID[example.stem], capsys.readouterr().out, re.S)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)

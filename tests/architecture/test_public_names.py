@@ -134,18 +134,22 @@ def test_policy_is_frozen_public_and_names_its_source(target: str) -> None:
 
 
 def test_no_default_is_relaxed() -> None:
-    from mmaccel.catalog import find_policy, make_policy
+    from mmaccel.catalog import default_policy, find_policy, make_policy
     from mmaccel.commands.media import generate
     from mmaccel.loading import pick_name
     from mmaccel.pipelines.text_to_image.model import pick_policy
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
     assert inspect.signature(generate).parameters["policy"].default is None
-    for kind in ("window", "canvas"):
-        name, options = pick_name(None, {}, kind)
-        assert make_policy(name, **options).exactness == "bitwise"
-        assert find_policy(name).slot == kind
-    assert pick_policy(None, SimpleNamespace(kind="canvas")).exactness == "bitwise"
-    assert pick_policy(None, SimpleNamespace(kind="window")).exactness == "bitwise"
+    for kind, lack, name in (
+        ("window", "any", "jacobi"),
+        ("canvas", "any", "lossless-unmask"),
+        ("canvas", "", "next-scale"),
+    ):
+        model = SimpleNamespace(kind=kind, lack=lambda word, lack=lack: lack)
+        assert pick_name(None, model) == default_policy(model) == name
+        assert pick_policy(None, model) == make_policy(name)
+        assert make_policy(name).exactness == "bitwise" and find_policy(name).slot == kind
+    assert default_policy() == "jacobi"
     assert mmaccel.Jacobi.exactness == "bitwise"
     assert inspect.signature(TextToImage.__call__).parameters["policy"].default is None

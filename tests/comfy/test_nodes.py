@@ -22,6 +22,7 @@ from mmaccel.comfy.schemas import node_class
 from mmaccel.tokenizers_vq.grid import Grid
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, execute, policy, run
 from tests.comfy.kinds import N_NEW, QUESTIONS, START, Kind, scenes
+from tests.fixtures.next_scale import build_folder
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
 from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, save_scenes
@@ -180,6 +181,21 @@ def test_previews_change_nothing(
     # what stays on the page is finished: all images, side by side
     last = np.asarray(comfy.reports[-1][2]).reshape(16, 4, 16, 3).transpose(1, 0, 2, 3)
     assert np.array_equal(last / np.float32(255), shown[0].numpy())
+
+
+def test_scales_are_made_without_previews(
+    images: Kind, comfy: FakeComfy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = images.inputs | {"num_images": 2, "batch_size": 3, "policy": None}
+    (asked["model"],) = run("LoadModel", model=str(build_folder(tmp_path)))
+    monkeypatch.setattr("mmaccel.comfy.progress._REPORT", -1.0)
+    monkeypatch.setattr("mmaccel.comfy.progress._PREVIEW", -1.0)
+    comfy.reset()
+    made = images.make(**asked)
+    assert made[0].shape == (4, 12, 12, 3) and "14 tokens in 3 forward passes" in made[-1]
+    assert [image for _, _, image in comfy.reports[:-1] if image is not None] == []
+    alone = images.make(**asked | {"policy": policy("NextScale"), "batch_size": 1})
+    assert torch.equal(alone[0], made[0])
 
 
 def test_a_preview_without_enough_memory_is_left_out(

@@ -100,7 +100,7 @@ def test_every_command_knows_what_was_typed(command: Command) -> None:
     commands = ("generate", "speak", "animate", "answer", "serve", "exactness", "speed")
     assert found == {(name, option) for name in commands for option in ("policy", "drafts", "tree")}
     typed = WindowPolicyFlags(drafts=TypedName("mine:LookBack"))
-    assert repr(typed.choose("window")[1]) == "Jacobi(window=32, drafts=LookBack(back=16))"
+    assert repr(typed.choose()[1]) == "Jacobi(window=32, drafts=LookBack(back=16))"
 
 
 @pytest.mark.parametrize(

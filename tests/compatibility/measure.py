@@ -58,6 +58,8 @@ def policies(target: Any) -> tuple[Any, Any]:
         kind = "canvas"
     if kind == "window":
         return mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)
+    if support is None and not target.model.lack("scales"):
+        return mmaccel.Stepwise(), mmaccel.NextScale()
     if support is not None and "lossless-unmask" not in support.policies:
         return mmaccel.Stepwise(), mmaccel.Stepwise()
     return mmaccel.Stepwise(), mmaccel.LosslessUnmask(drafts=4)

@@ -18,7 +18,7 @@ import mmaccel
 from mmaccel.contracts import Denoiser
 from mmaccel.pipelines.hosts.attach.unwrap import unwrap
 from mmaccel.results import Stats
-from tests.fixtures import amused, diffusion_gemma, llada2, windows
+from tests.fixtures import amused, diffusion_gemma, llada2, next_scale, windows
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.denoiser_targets import TARGETS, images
 from tests.fixtures.media import image
@@ -127,7 +127,7 @@ def _vision_language(name: str) -> Callable[..., Made]:
 
 def _images(family: str) -> Callable[..., Made]:
     def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-        texts = CAPTIONS if family in ("words", "masked-words") else captions(family)
+        texts = CAPTIONS if "words" in family else captions(family)
         made = pipe(texts[:n], policy=policy, seed=first(n, seed), output_type="tokens")
         return list(made.tokens), made.stats
 
@@ -140,6 +140,8 @@ def _open_images(family: str) -> Callable[[Path], Any]:
             source = build_tiny(folder)
         elif family == "masked-words":
             source = masked_beside_plain(folder)[0]
+        elif family == "scale-words":
+            source = next_scale.build_folder(folder)
         else:
             source = build_checkpoint(family, folder)
         return mmaccel.TextToImage.from_pretrained(source, size=SIZES.get(family))
@@ -228,8 +230,8 @@ _IMAGE_TITLES = {
     "janus": "Janus, images made",
 }
 _FAMILY_TITLES = {
-    "words": "`scenes`", "masked-words": "`scenes-masked`", "janus": "Janus-Pro",
-    "emu3": "Emu3-Gen", "chameleon": "Anole", "lumina-mgpt": "Lumina-mGPT",
+    "words": "`scenes`", "masked-words": "`scenes-masked`", "scale-words": "`scenes-var`",
+    "janus": "Janus-Pro", "emu3": "Emu3-Gen", "chameleon": "Anole", "lumina-mgpt": "Lumina-mGPT",
     "glm-image": "GLM-Image", "imagegpt": "ImageGPT", "llamagen": "LlamaGen",
     "var": "VAR", "hart": "HART",
     "infinity": "Infinity",

@@ -38,6 +38,7 @@ MORE: dict[str, Sequence[Any]] = {  # policies of a row, next to the fast one
     "emu3": (mmaccel.SpeculativeJacobi(5),),
     "glm_image": (mmaccel.SpeculativeJacobi(5),),
     "janus": (mmaccel.SpeculativeJacobi(5),),
+    "scale-words": (mmaccel.LosslessUnmask(3), mmaccel.EntropyBounded(1.0)),
     "sdar": (mmaccel.RevisedParallel(0.1), mmaccel.LosslessUnmask(3, cache="block")),
     "MaskedLM": (mmaccel.RevisedParallel(0.1), mmaccel.LosslessUnmask(3, cache="block")),
     "Fast_dLLM_Qwen": (mmaccel.LosslessUnmask(3, cache="block"),),

@@ -27,6 +27,7 @@ from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
 from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.media import MEDIA, MediaCase, content, open_media
+from tests.fixtures.next_scale import build_folder
 from tests.fixtures.shared import media_folders
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
@@ -35,7 +36,8 @@ pytest.importorskip("accelerate")
 
 
 BY_SCALE = ("var", "hart")
-EVERY = [*FAMILIES, *BY_SCALE, "words", "masked-words"]
+EVERY = [*FAMILIES, *BY_SCALE, "words", "scale-words", "masked-words"]
+CANVAS = {"masked-words": "stepwise", **dict.fromkeys((*BY_SCALE, "scale-words"), "next-scale")}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def find(
 ) -> Callable[[str], Path]:
     """The folder of a family's tiny checkpoint."""
     masked = masked_beside_plain(tmp_path_factory.mktemp("masked"))[0]
-    others = {"words": tiny_folder, "masked-words": masked}
+    scales = build_folder(tmp_path_factory.mktemp("scales"))
+    others = {"words": tiny_folder, "masked-words": masked, "scale-words": scales}
     return lambda family: others.get(family) or built(family)
 
 
@@ -56,7 +59,7 @@ def open_family(find: Callable[[str], Path], family: str, **options: Any) -> Tex
 def draw(family: str, pipe: TextToImage) -> Tensor:
     """Tokens of two images, and their pixels."""
     prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
-    policy = "stepwise" if family in ("masked-words", *BY_SCALE) else Jacobi(4)
+    policy = CANVAS.get(family, Jacobi(4))
     made = pipe(prompts, policy=policy, seed=[3, 4], output_type="np")
     pixels = torch.as_tensor(made.images).flatten(1)
     return torch.cat([made.tokens.cpu().flatten(1), pixels], 1)
@@ -193,9 +196,9 @@ def test_parts_are_on_the_accelerator_while_they_compute(
             return forward(*args)
 
         pipe.model.forward = look  # type: ignore[method-assign,union-attr]
-        prompt, served = CAPTIONS[0] if family == "words" else captions(family)[0], []
+        prompt, served = CAPTIONS[0] if "words" in family else captions(family)[0], []
         assert draw(family, pipe).equal(first)
-        policy = None if family in BY_SCALE else Jacobi(4)
+        policy = CANVAS.get(family, Jacobi(4))
         pipe.serve([Request(prompt, 3)], pipe.image_model.params, policy=policy,
                    deliver=served.append)  # fmt: skip
         parts = [part.module for part in find_parts(pipe.image_model).values()]
@@ -223,7 +226,7 @@ def test_offloading_without_an_accelerator(
 
 @pytest.mark.parametrize("family", mostly_slow([f for f in EVERY if f != "imagegpt"], "words"))
 def test_weights_on_a_disk(find: Callable[[str], Path], tmp_path: Path, family: str) -> None:
-    if family.startswith(("llamagen", *BY_SCALE)):
+    if family.startswith(("llamagen", "scale", *BY_SCALE)):
         with pytest.raises(UnsupportedModelError, match="device_map: expected none for"):
             open_family(find, family, device_map="auto")
         return

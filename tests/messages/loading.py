@@ -78,7 +78,7 @@ CASES: list[Refused] = [
         open_images,
         ({"name": "no-such"}, "model: expected a folder … 'no-such'", {"name": None}),
         ({"name": "scene"}, "did you mean scenes?", {"name": "scenes"}),
-        ({"family": "janos"}, "family: expected one of words, masked-words, janus",
+        ({"family": "janos"}, "family: expected one of words, masked-words, scale-words",
          {"family": "words"}),
         ({"dtype": "int8"}, "dtype: expected auto, float32, bfloat16", {"dtype": "bf16"}),
         ({"device": "cuda:99"}, "'cuda:99' … auto takes ", {"device": "auto"}),

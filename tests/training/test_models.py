@@ -15,7 +15,17 @@ import torch
 from benchmarks.canvas import GrammarText
 from mmaccel import TextToImage, TextToSpeech, TextToVideo, load_demo
 from mmaccel.demo.voices.stacked import open_stacked
-from scripts.training import grammar, recall, scenes, stdlib, voices, vqa, vqa_tower
+from scripts.training import (
+    grammar,
+    next_scale,
+    recall,
+    scenes,
+    stdlib,
+    verdicts,
+    voices,
+    vqa,
+    vqa_tower,
+)
 from scripts.training.__main__ import main
 from scripts.training.card import write_card
 from scripts.training.models import MODELS
@@ -64,6 +74,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = {**SMALL, "num_key_value_heads": 2}
     monkeypatch.setattr(voices, "TEMPORAL", {**heads, "max_position_embeddings": 160})
     monkeypatch.setattr(voices, "DEPTH", heads)
+    for name in ("encoder_width", "decoder_width", "fine_width"):
+        monkeypatch.setitem(next_scale.TOKENIZER, name, 8)
+    for name, value in {"width": 24, "depth": 1, "hidden": 16}.items():
+        monkeypatch.setitem(next_scale.NETWORK, name, value)
     monkeypatch.setattr(recall, "LENGTHS", dict.fromkeys(recall.LENGTHS, (64, 80)))
     monkeypatch.setattr(recall, "CHECKED", dict.fromkeys(recall.LENGTHS, (64,)))
     modules = [Module(name, TEXTS[k % 2]) for k, name in enumerate(("a.py", "b.py", "c.py"))]
@@ -77,9 +91,20 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind.__init__, "__defaults__", (20,))
 
 
-def draw(folder: Path) -> None:
+def draw(folder: Path, n_tokens: int = 256) -> None:
     made = TextToImage.from_pretrained(folder)("a red circle", seed=0)
-    assert made.tokens.shape == (1, 256)
+    assert made.tokens.shape == (1, n_tokens)
+
+
+def draw_by_scale(folder: Path) -> None:
+    """Also writes the checker's verdicts into the card."""
+    draw(folder, 204)
+    verdicts.main([str(folder), "--count", "2", "--held-out", "2", "--guidance", "2"])
+    card = json.loads((folder / "card.json").read_text())
+    (sample,) = card["samples"]
+    assert (sample["passes"], sample["captions"], sample["policy"]) == (8, 2, "NextScale()")
+    assert card["tokenizer"]["checker_on_pictures"]["background"] == 1
+    assert "| `NextScale()`, 8 passes, guidance 2 | 2 |" in write_card(card)
 
 
 def move(folder: Path) -> None:
@@ -119,6 +144,7 @@ def speak(folder: Path) -> None:
 
 RUNS: dict[str, tuple[int, Callable[[Path], None]]] = {  # items a step, and what opens the folder
     "scenes": (2, draw),
+    "scenes-var": (2, draw_by_scale),
     "moving-scenes": (2, move),
     "grammar-masked": (4, read_grammar),
     "scenes-vqa": (2, answer),

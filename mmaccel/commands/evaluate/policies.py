@@ -187,7 +187,7 @@ class Exactness(TextFlags):
             prompts = [pipe.image_model.encode(text) for text in texts]
             length = pipe.length
             draw = draw_by(loop, "--generate", prompts, length, ends)
-            plain = make_plain(self.method.choose(pipe.model.kind)[1])
+            plain = make_plain(self.method.choose(pipe.model)[1])
             reference = draw_plain(pipe, plain, params, texts, self.batch_size, ends)
             report |= {"reference": f"the plain loop on {self.model}", "params": repr(params)}
         report |= {"policy": name, "captions": texts}
@@ -208,8 +208,7 @@ class Exactness(TextFlags):
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
         from mmaccel.results import exactness_in
 
-        is_scenes = self.model in ("scenes", "scenes-masked")
-        features = self.features or ("scenes" if is_scenes else None)
+        features = self.features or ("scenes" if self.model in MODELS else None)
         if features is not None and self.count == 1 and self.sampling.temperature != 0:
             raise OptionError(
                 f"--count: expected at least 2 to compare features, received {self.count}; ask "
@@ -224,7 +223,7 @@ class Exactness(TextFlags):
             texts = [texts[k % len(texts)] for k in range(32 if kind == "window" else 8)]
         is_open = is_text and self.method.policy is None and not self.method.fields()
         names: tuple[Any, ...] = _TEXT_POLICIES if is_open else (self.method.policy,)
-        policies = [replace(self.method, policy=name).choose(kind)[1] for name in names]
+        policies = [replace(self.method, policy=name).choose(pipe.model)[1] for name in names]
         report |= {
             "policy": ", ".join(map(repr, policies)),
             "exactness": ", ".join(policy.exactness for policy in policies),
@@ -321,7 +320,7 @@ class Speed(TextFlags):
         load = replace(place(self.load), compile=self.compile)
         open_folder(self.out)
         pipe, params, texts, is_text = self.open(load, None)
-        policy = self.method.choose(pipe.model.kind)[1]
+        policy = self.method.choose(pipe.model)[1]
         sides = [Side(PLAIN, pipe, make_plain(policy), params), Side(POLICY, pipe, policy, params)]
         left_out = {}
         usual = ["transformers"] if is_text else []

@@ -1,7 +1,8 @@
 """Reference models: distributions small enough for a table, so that every probability is known.
 
 `ToyLanguage` reads logits from a table over prefixes: a sampler that forgets to roll back reads the
-wrong one. `ReferenceDenoiser` knows every conditional of a joint distribution, in any order.
+wrong one. `ReferenceDenoiser` knows every conditional of a joint distribution, in any order;
+`ToyScales` those of scales, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Pass, Prompt, TokenModel
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
+from mmaccel.model_parts import ScalePasses
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -108,10 +110,44 @@ class ToyLanguage(TokenModel, StateModel):
         return positions
 
 
+class ToyScales(ReferenceDenoiser, ScalePasses):
+    """Images of two scales of sides 1 and 2, of ids 0..2: the four tokens of the second depend on
+    the first one alone.
+    """
+
+    lengths = (1, 4)
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.first = torch.randn(1, VOCAB, generator=generator, dtype=torch.float64)
+        self.second = 1.5 * torch.randn(VOCAB, 4, VOCAB, generator=generator, dtype=torch.float64)
+        given_first = self.second.softmax(-1).unbind(1)
+        super().__init__(
+            torch.einsum("a,ab,ac,ad,ae->abcde", self.first[0].softmax(-1), *given_first)
+        )
+
+    def lack(self, word: str, part: Any = None) -> str:
+        return "" if word == "scales" else super().lack(word, part)
+
+    def begin(self, prompt: Prompt) -> None: ...
+
+    def restart(self, rows: Tensor, prompt: Prompt) -> None: ...
+
+    def forward_scale(
+        self, scale: int, before: Tensor | None, rows: Tensor | None, around: Any
+    ) -> tuple[Tensor, int]:
+        n_rows = self.rows if rows is None else len(rows)
+        some = self.first.expand(n_rows, 1, -1) if before is None else self.second[before[:, 0]]
+        no_mask = some.new_full((*some.shape[:2], 1), float("-inf"))
+        return torch.cat([some, no_mask], -1), some.shape[1]
+
+
 def sample_distribution(policy: Any, kind: str, samples: int, seed: int = 0) -> GTest:
     """Sample a toy under a policy, in one batch, and compare the counts with its distribution."""
-    language = ToyLanguage()
-    model = language if kind == "window" else ReferenceDenoiser(language.joint)
+    model: Any = ToyScales() if "scales" in getattr(policy, "needs", ()) else ToyLanguage()
+    joint = model.joint
+    if model.kind != kind:
+        model = ReferenceDenoiser(joint)
     ones = torch.ones(samples, 1, dtype=torch.int64)
     made = policy.sample(
         model,
@@ -120,4 +156,4 @@ def sample_distribution(policy: Any, kind: str, samples: int, seed: int = 0) -> 
         params=SamplingParams(),
         noise=Noise.from_seed(seed, samples),
     )
-    return g_test(count_sequences(made.tokens.clamp(0, VOCAB - 1), VOCAB), language.joint.flatten())
+    return g_test(count_sequences(made.tokens.clamp(0, VOCAB - 1), VOCAB), joint.flatten())

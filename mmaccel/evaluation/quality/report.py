@@ -69,8 +69,13 @@ def judge_items(kind: Kind, items: Sequence[Item], batch_size: int) -> list[Verd
             return verdicts
         judged = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
         for i, verdict in zip(part, judged, strict=True):
-            verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
+            verdicts[i] = verdict_of(verdict)
     return verdicts
+
+
+def verdict_of(judged: Any) -> Verdict:
+    """What a checker said about one item, and whether all of it is right."""
+    return {**asdict(judged), "whole": judged.whole}
 
 
 def _reads(kind: Kind, prompt: str | None) -> bool:

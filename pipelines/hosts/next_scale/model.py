@@ -96,7 +96,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
     def forward(self, entries: CanvasPass) -> Tensor:
         """What stands in open slots has no effect on the logits of their scale."""
         tokens = entries.tokens
-        n_text = tokens.shape[1] - sum(self.lengths)
+        n_text = tokens.shape[1] - sum(self.quantizer.lengths)
         ids = (tokens[:, :n_text] - self.vocab_size).clamp(0)
         codes = tokens[:, n_text:]
         codes = codes.where(codes < self.vocab_size, 0)

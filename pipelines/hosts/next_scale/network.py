@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.checks import one_of, within
+from mmaccel.errors import ShapeError
 from mmaccel.model_parts import Around, Branch
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -199,7 +200,12 @@ class NextScaleTransformer(nn.Module):
     def __init__(self, config: NextScaleConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.width
+        width, parts = config.width, config.n_heads * (4 if config.positions == "rotary" else 1)
+        if width % parts:
+            raise ShapeError(
+                f"width: expected a multiple of {parts}, by {config.n_heads} heads of "
+                f"{config.positions} positions, received {width}; give another width"
+            )
         self.lengths = [side * side for side in config.sides]
         self.word_embed = nn.Linear(config.code_width, width)
         self.class_emb = nn.Embedding(config.n_conditions, width)
