@@ -23,10 +23,9 @@ NEVER = float("-inf")
 def guide(
     logits: Tensor, branches: int, scale: float | Tensor, second_scale: float = 1.0
 ) -> Tensor:
-    """Combine guidance branches, `[G * B, W, V]` float32, branch-major, to `[B, W, V]`: the fully
-    conditional branch c first, the unconditional one u last; `scale` may be `[B, W, 1]`. One: c.
-    Two: ``u + scale (c - u)``. Three, with i (the image alone) between: ``u + second_scale (i - u)
-    + scale (c - i)``.
+    """Combine guidance branches, `[G * B, W, V]` float32, branch-major, to `[B, W, V]`: conditional
+    c first, unconditional u last; `scale` may be `[B, W, 1]`. One: c. Two: ``u + scale (c - u)``.
+    Three, with i (the image alone) between: ``u + second_scale (i - u) + scale (c - i)``.
     """
     if branches == 1:
         return logits
