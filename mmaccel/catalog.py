@@ -135,6 +135,7 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
         "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
         "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
         "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+        "layered-parallel": ("layered_parallel:LayeredParallel", "OmniVoice: earlier books first"),
         "explore-exploit": (
             "explore_exploit:ExploreExploit",
             "confident slots, and an uncertain one where they are few",
