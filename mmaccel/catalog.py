@@ -332,8 +332,10 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
 
 SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
     "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
+    "omnivoice": "mmaccel.pipelines.models.omnivoice:load_omnivoice",
     "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
     "voices": "mmaccel.pipelines.models.voices:load_voices",
+    "voices-masked": "mmaccel.pipelines.models.voices_masked:load_voices_masked",
 }
 _ANY_FAMILY = "mmaccel.pipelines.hosts.causal_lm.family:CausalLM"
 
