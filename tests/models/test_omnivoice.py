@@ -7,7 +7,6 @@ of a ragged batch under guidance (`LayeredParallel`, without noise, the mask imp
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +17,20 @@ from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelErr
 from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.models import omnivoice
 from mmaccel.pipelines.models.omnivoice import (
-    OmniVoiceSpeech,
     clean_text,
     estimate_frames,
     load_canvas,
 )
 from tests.fixtures.checkpoints import make_tokenizer
-from tests.fixtures.masked_speech import LLM, build_network, canvas, save_network
+from tests.fixtures.masked_speech import (
+    LLM,
+    MARKS,
+    SPECIAL,
+    build_network,
+    build_omnivoice,
+    save_network,
+)
 
-MARKS = [f"<|{name}_{end}|>" for name in ("lang", "instruct", "text") for end in ("start", "end")]
-SPECIAL = {name: k for k, name in enumerate(["<pad>", "<unk>", "None", *MARKS, "[laughter]"])}
 PER_LAYER = {
     "input_layernorm": [16], "post_attention_layernorm": [16], "mlp.gate_proj": [24, 16],
     "mlp.up_proj": [24, 16], "mlp.down_proj": [16, 24], "self_attn.q_proj": [16, 16],
@@ -75,15 +78,8 @@ def test_another_layout_is_refused_by_name(
         load_canvas(folder, LoadConfig())
 
 
-def speech_of(voices: Any = None) -> OmniVoiceSpeech:
-    tokenizer = make_tokenizer(SPECIAL, 12, 40)
-    config = SimpleNamespace(sample_rate=24_000, hop_length=960, codebook_size=6)
-    codec = SimpleNamespace(config=config, quantizer=SimpleNamespace(quantizers=[None] * 3))
-    return OmniVoiceSpeech(canvas(), tokenizer, voices or codec)
-
-
 def test_a_prompt_is_a_style_and_the_text() -> None:
-    speech = speech_of()
+    speech = build_omnivoice()
     ids = [k - speech.window.vocab_size for k in speech.encode(" red\n [laughter]  fox", "blue")]
     names = speech.tokenizer.convert_ids_to_tokens(ids)
     assert names[:6] == [*MARKS[:1], "None", *MARKS[1:3], "blue", MARKS[3]]
@@ -92,10 +88,8 @@ def test_a_prompt_is_a_style_and_the_text() -> None:
 
 
 def test_a_codec_of_fewer_books_is_refused() -> None:
-    config = SimpleNamespace(sample_rate=24_000, hop_length=960, codebook_size=6)
-    other = SimpleNamespace(config=config, quantizer=SimpleNamespace(quantizers=[None] * 2))
     with pytest.raises(UnsupportedModelError, match="codec: expected 3 books of 6 .* 2 of 6"):
-        speech_of(other)
+        build_omnivoice(books=2)
 
 
 @pytest.mark.parametrize(
