@@ -29,7 +29,7 @@ from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
 
 @dataclass(frozen=True)
 class MaskedFacts(VoicesFacts):
-    """What `voices.json` has besides: how many frames each token of text adds."""
+    """What `voices.json` has besides: how many frames each token of text adds, 0 where none is."""
 
     durations: dict[str, float]
 
@@ -63,7 +63,7 @@ class MaskedVoices(SpokenWords):
 
     def count_frames(self, text: str, voice: str | None) -> int:
         names = self.list_names(text, voice)
-        return max(1, round(sum(self._durations[name] for name in names)))
+        return max(1, round(sum(self._durations.get(name, 0.0) for name in names)))
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """The codec is deterministic."""
