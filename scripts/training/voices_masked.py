@@ -30,7 +30,7 @@ from scripts.training.voices import SpokenText
 from scripts.training.voices_data import Pool
 from scripts.training.voices_words import SPEAKERS
 
-PLAN = Plan(4800, 1800, 20, mixed=True)
+PLAN = Plan(4000, 1300, 20, mixed=True)
 LLM: dict[str, Any] = dict(
     hidden_size=160, intermediate_size=320, num_hidden_layers=5, num_attention_heads=5,
     num_key_value_heads=5, head_dim=32, max_position_embeddings=512,
