@@ -379,7 +379,10 @@ CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips
 VISION_DEMO = "mmaccel.demo.loading:load_demo"
 """Loads a model of `VISION_MODELS`, or a language model: "module:function" of its name."""
 
-SPOKEN_MODELS = {"voices": "speaks English of 497 words in four voices; for mmaccel speak"}
+SPOKEN_MODELS = {
+    "voices": "speaks English of 497 words in four voices; for mmaccel speak",
+    "voices-masked": "the same words and voices, filled in any order; for mmaccel speak",
+}
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {
     "recall": "answers questions about long documents; for mmaccel evaluate cache",

@@ -37,7 +37,7 @@ class MaskedFacts(VoicesFacts):
 class MaskedVoices(SpokenWords):
     """A `CanvasSpeech`."""
 
-    params = SamplingParams(temperature=1.0)
+    params = SamplingParams(temperature=0.0, guidance_scale=2.0)
 
     def __init__(
         self, window: SpeechCanvas, tokenizer: Any, codec: SpeechCodec, facts: MaskedFacts
