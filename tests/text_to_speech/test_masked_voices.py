@@ -91,9 +91,9 @@ def test_requests_join_canvases_of_their_own_lengths(
     requests = [SpeechRequest(text, 3 + k, tag=k) for k, text in enumerate(TEXTS)]
     made: dict[int, Utterance] = {}
     masked.serve(
-        requests[:1], rows=2, max_seconds=2.0, policy=LosslessUnmask(2), prompt_width=20,
+        requests[:2], rows=2, max_seconds=2.0, policy=LosslessUnmask(2), prompt_width=20,
         deliver=lambda request, spoken: made.update({request.tag: spoken}),
-        arrivals=lambda most: [requests.pop(1) for _ in range(min(most, len(requests) - 1))],
+        arrivals=lambda most: [requests.pop(2) for _ in range(min(most, len(requests) - 2))],
     )  # fmt: skip
     for k in range(3):
         assert torch.equal(made[k].tokens, alone[k].tokens) and made[k].is_finished
