@@ -284,6 +284,28 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
             yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 
+_SPOKEN: Columns = {
+    "model": "`{model}`",
+    "policy": "`{policy}`",
+    "exactness": "{exactness}",
+    "guidance": "{guidance:g}",
+    "temperature": "{temperature:g}",
+    "batch": "{batch}",
+    "sentences": "{rows}",
+    "passes": "{passes:.1f}",
+    "codes a pass": "{tokens_per_pass:.2f}",
+    "nats": "{nats:.0f}",
+    "phone errors": "{errors:.3f}",
+}
+
+
+def spoken_tables(reports: Reports) -> Iterator[Block]:
+    """What policies say on `voices-masked`."""
+    for report in (r for r in reports.values() if "spoken" in r):
+        says = (TORCH + ". Made by `{command}`.").format_map(report)
+        yield fill_block(says, _SPOKEN, report["spoken"])
+
+
 def visual_tokens_tables(reports: Reports) -> Iterator[Block]:
     """Right answers under each reducer."""
     says = "`{model}`, {questions} questions, batch {batch}, {dtype}; " + TORCH
@@ -776,6 +798,7 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "first-screen": FIRST_SCREEN,
     "baselines": baseline_tables,
     "canvas": canvas_tables,
+    "spoken": spoken_tables,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,

@@ -115,6 +115,7 @@ from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.explore_exploit import ExploreExploit
 from mmaccel.samplers.canvas.fast_var import FastVAR
 from mmaccel.samplers.canvas.kl_stable import KLStable
+from mmaccel.samplers.canvas.layered_parallel import LayeredParallel
 from mmaccel.samplers.canvas.learned_filter import LearnedFilter
 from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -242,6 +243,7 @@ __all__ = [
     "KVzip",
     "KeyDiff",
     "LayerBlocks",
+    "LayeredParallel",
     "LazyLLM",
     "LearnedFilter",
     "LineKV",

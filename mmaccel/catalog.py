@@ -136,6 +136,7 @@ _ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> argume
         "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
         "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
         "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+        "layered-parallel": ("layered_parallel:LayeredParallel", "OmniVoice: earlier books first"),
         "explore-exploit": (
             "explore_exploit:ExploreExploit",
             "confident slots, and an uncertain one where they are few",
@@ -347,8 +348,10 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
 
 SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
     "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
+    "omnivoice": "mmaccel.pipelines.models.omnivoice:load_omnivoice",
     "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
     "voices": "mmaccel.pipelines.models.voices:load_voices",
+    "voices-masked": "mmaccel.pipelines.models.voices_masked:load_voices_masked",
 }
 _ANY_FAMILY = "mmaccel.pipelines.hosts.causal_lm.family:CausalLM"
 
@@ -395,7 +398,10 @@ CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips
 VISION_DEMO = "mmaccel.demo.loading:load_demo"
 """Loads a model of `VISION_MODELS`, or a language model: "module:function" of its name."""
 
-SPOKEN_MODELS = {"voices": "speaks English of 497 words in four voices; for mmaccel speak"}
+SPOKEN_MODELS = {
+    "voices": "speaks English of 497 words in four voices; for mmaccel speak",
+    "voices-masked": "the same words and voices, filled in any order; for mmaccel speak",
+}
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {
     "recall": "answers questions about long documents; for mmaccel evaluate cache",

@@ -493,6 +493,8 @@ class Prompt:
             text.
         n_shown: tokens at the end of every prompt that the layout's slots continue: the frames that
             a clip begins with, the codes of the frame before.
+        slots: `[B]` int64, at least 1: slots of each row of a canvas, where some have fewer than
+            were asked for; passes leave out the others.
     """
 
     tokens: Tensor
@@ -503,6 +505,7 @@ class Prompt:
     batching: ContinuousBatching | None = None
     is_text: Tensor | None = None
     n_shown: int = 0
+    slots: Tensor | None = None
     batch: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -528,7 +531,13 @@ class Prompt:
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
                 "begin every row with at least one token"
             )
-        object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
+        batch = self.tokens.shape[0] // self.branches
+        object.__setattr__(self, "batch", batch)
+        if self.slots is not None and (self.slots.shape != (batch,) or int(self.slots.min()) < 1):
+            raise ShapeError(
+                f"prompt slots: expected [{batch}] of 1 and more, received "
+                f"{list(self.slots.shape)}; give one number per row"
+            )
 
     @cached_property
     def groups(self) -> PrefixGroups:

@@ -122,6 +122,7 @@ class Scheduler:
             kept,
             tokens=torch.cat([kept.tokens, tokens])[order],
             lengths=torch.cat([kept.lengths, prompt.lengths])[order],
+            slots=None if kept.slots is None else torch.cat([kept.slots, prompt.slots]),
         )
         held = self.noise()
         self._noise = Noise(
@@ -166,12 +167,14 @@ def choose_rows(prompt: Prompt, rows: Sequence[int]) -> Prompt:
     """The given rows of a prompt's B, in every branch, as a prompt without continuous batching."""
     index = expand_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
     is_text = None if prompt.is_text is None else prompt.is_text[index]
+    slots = None if prompt.slots is None else prompt.slots[index[: len(rows)]]
     return replace(
         prompt,
         tokens=prompt.tokens[index],
         lengths=prompt.lengths[index],
         batching=None,
         is_text=is_text,
+        slots=slots,
     )
 
 

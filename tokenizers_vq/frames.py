@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -104,6 +104,7 @@ class CodeFrames:
     """Frames of one code of each codebook, of which nothing is known in advance."""
 
     frame: int  # codes of a frame
+    ends: ClassVar[tuple[int, ...]] = ()
 
     @property
     def columns(self) -> int:

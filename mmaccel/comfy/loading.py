@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from mmaccel.catalog import IMAGE_MODELS, MODELS, SPEECH_MODELS
+from mmaccel.catalog import IMAGE_MODELS, MODELS, SPEECH_MODELS, SPOKEN_MODELS
 from mmaccel.comfy import host
 from mmaccel.comfy.ports import (
     Node,
@@ -217,7 +217,7 @@ LOAD_SPEECH = _load_node(
     TextToSpeech,
     speech.find_source,
     speech.DEMO,
-    f"{speech.DEMO}, which ships with mmaccel, a folder",
+    f"A model that ships with mmaccel ({', '.join(SPOKEN_MODELS)}), a folder",
     "language model",
     tuple(SPEECH_MODELS),
     parts=[_codec("codes into sound", ", ".join(speech.CODECS.values()))],

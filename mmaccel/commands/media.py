@@ -162,7 +162,10 @@ class Speak(CodecFlags):
     """
 
     texts: list[str] | None = option(None, "one file each", argument=True)
-    model: str = option("voices", "voices, or a folder or hub id, such as HKUSTAudio/Llasa-1B")
+    model: str = option(
+        "voices", "voices, voices-masked, or a folder or hub id, such as HKUSTAudio/Llasa-1B"
+    )
+    method: PolicyFlags
     voice: str | None = option(None, "for models that know several")
     max_seconds: float | None = option(
         None, "cut longer ones; by default 30, or as long as the model can"

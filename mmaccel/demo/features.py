@@ -133,11 +133,15 @@ class SpeechFeatures(Features):
         self.blocks = nn.Sequential(*(Block(self.width, 2 * self.width) for _ in range(_DEPTH)))
         self.norm = nn.LayerNorm(self.width)
 
-    def raw(self, items: Tensor) -> Tensor:
+    def columns(self, items: Tensor) -> Tensor:
+        """A column every 20 ms, `[N, T, 64]`, of sounds of any length."""
         spectrum = magnitudes(items, _N_FFT, _COLUMN // 2, self.window)  # [B, 257, T]
         mel = (self.filters @ spectrum + _FLOOR).log() / 2 + 1
         columns: Tensor = self.norm(self.blocks(self.enter(mel).mT))
-        return columns.mean(1)
+        return columns
+
+    def raw(self, items: Tensor) -> Tensor:
+        return self.columns(items).mean(1)
 
 
 _NETWORKS: dict[str, type[Features]] = {

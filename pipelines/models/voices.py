@@ -49,45 +49,25 @@ class VoicesFacts:
     words: dict[str, list[str]]  # the phonemes of each
 
 
-class VoicesSpeech:
-    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker."""
+class SpokenWords:
+    """The text's side of a model that speaks words of a closed list in several voices."""
 
-    params = SamplingParams(temperature=1.0)
     repetition_penalty = 1.0
     float32_parts = ("codec",)
 
-    def __init__(
-        self, window: CausalLMWindow, tokenizer: Any, codec: SpeechCodec, facts: VoicesFacts
-    ) -> None:
-        self.window = window
+    def __init__(self, tokenizer: Any, codec: SpeechCodec, facts: VoicesFacts) -> None:
         self.tokenizer = tokenizer
         self.codec = codec
         self.voices = facts.speakers
         self._words = facts.words
         self._longest = facts.longest
         self.sample_rate = codec.sample_rate
-        self.frame_samples = codec.hop
-        self.sound_context = SoundContext(codec.reach, step=2)
-        rates = (self.sample_rate, self.frame_samples)
+        rates = (codec.sample_rate, codec.hop)
         if rates != (facts.sample_rate, facts.frame_samples):
             raise UnsupportedModelError(
                 f"codec: expected {facts.sample_rate} Hz and {facts.frame_samples} samples a code, "
                 f"as {FILE} says, received {rates[0]} Hz and {rates[1]}; give the model's codec"
             )
-        first, _ = CODE.split("{}")
-        known = sum(token.startswith(first) for token in tokenizer.get_vocab())
-        if known != codec.flat_size:
-            raise UnsupportedModelError(
-                f"codec: expected {known} codes, as many as the model has, received one of "
-                f"{codec.flat_size}; give the model's codec"
-            )
-        self._first = find_range(tokenizer, CODE, 0, known)
-        (end,) = find_ids(tokenizer, END)
-        codes = (self._first, self._first + codec.flat_size)
-        self.layout = Frames((codes,), window.vocab_size, (end,))
-        vectors = codec.flat.decode(torch.arange(codec.flat_size, device=codec.window.device))
-        after = window.vocab_size - codes[1]
-        window.codes = F.pad(vectors, (0, 0, self._first, after), value=math.nan)
 
     def split(self, text: str) -> list[str]:
         """Sentences, and of longer ones parts of similar lengths."""
@@ -110,7 +90,8 @@ class VoicesSpeech:
             )
         return parts
 
-    def encode(self, text: str, voice: str | None) -> list[int]:
+    def list_names(self, text: str, voice: str | None) -> list[str]:
+        """Names of a prompt's tokens."""
         speaker = self.voices[0] if voice is None else voice
         if speaker not in self.voices:
             raise OptionError(
@@ -133,7 +114,38 @@ class VoicesSpeech:
                     f"text: expected words that the model knows ({len(self._words)}), received "
                     f"{show(word)}; {suggest(word, self._words, f'they are in its {FILE}')}"
                 )
-        return find_ids(self.tokenizer, *list_prompt(speaker, [self._words[w] for w in words]))
+        return list_prompt(speaker, [self._words[word] for word in words])
+
+
+class VoicesSpeech(SpokenWords):
+    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker."""
+
+    params = SamplingParams(temperature=1.0)
+
+    def __init__(
+        self, window: CausalLMWindow, tokenizer: Any, codec: SpeechCodec, facts: VoicesFacts
+    ) -> None:
+        super().__init__(tokenizer, codec, facts)
+        self.window = window
+        self.frame_samples = codec.hop
+        self.sound_context = SoundContext(codec.reach, step=2)
+        first, _ = CODE.split("{}")
+        known = sum(token.startswith(first) for token in tokenizer.get_vocab())
+        if known != codec.flat_size:
+            raise UnsupportedModelError(
+                f"codec: expected {known} codes, as many as the model has, received one of "
+                f"{codec.flat_size}; give the model's codec"
+            )
+        self._first = find_range(tokenizer, CODE, 0, known)
+        (end,) = find_ids(tokenizer, END)
+        codes = (self._first, self._first + codec.flat_size)
+        self.layout = Frames((codes,), window.vocab_size, (end,))
+        vectors = codec.flat.decode(torch.arange(codec.flat_size, device=codec.window.device))
+        after = window.vocab_size - codes[1]
+        window.codes = F.pad(vectors, (0, 0, self._first, after), value=math.nan)
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        return find_ids(self.tokenizer, *self.list_names(text, voice))
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """The codec is deterministic."""

@@ -90,7 +90,9 @@ class SpeechServe(ServeOptions, TokenOptions):
 
 
 class TextToSpeech(Pipeline):
-    """Speech from text, by any window policy. One run at a time: the model keeps one cache."""
+    """Speech from text, by any policy of the model's kind. One run at a time: a model keeps one
+    cache.
+    """
 
     modality = "Speech"
 
@@ -105,7 +107,8 @@ class TextToSpeech(Pipeline):
         """Load a model from disk or from the Hugging Face hub.
 
         Args:
-            name: "voices", a folder, or an id of the hub (downloaded to its cache).
+            name: "voices", "voices-masked", a folder, or an id of the hub (downloaded to its
+                cache).
             codec: the same of the codec, which turns tokens into sound and runs in float32; None
                 takes the one in the model's folder, or its authors' from the hub.
             **options: fields of `mmaccel.options.LoadOptions`; families are in docs/speech.md.
@@ -130,7 +133,7 @@ class TextToSpeech(Pipeline):
 
         Args:
             text: one or several.
-            policy: how to decode; None is `Jacobi()`.
+            policy: how to decode; None is `Jacobi()`, on a canvas `LosslessUnmask()`.
             voice: the speaker, for models with several voices.
             seed: one for all (text b is item b of it), or one per text. With one per text an
                 utterance depends on its own seed and text alone, and on `max_seconds`.
@@ -239,7 +242,7 @@ class TextToSpeech(Pipeline):
                 check()
                 return None if call.on_step is None else call.on_step(progress)
 
-            sound = RunningSound(watch)
+            sound = RunningSound(watch, is_canvas=self.model.kind == "canvas")
             send = ChunkSender(self.speech.sample_rate, put)
             for k in range(plan.prompt.batch):
                 sound.begin(RowSound(self.speech, plan, k, number=k, frames=frames, send=send))
@@ -279,7 +282,7 @@ class TextToSpeech(Pipeline):
         decoding = self.choose(call)
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
-        sound = RunningSound(call.on_step)
+        sound = RunningSound(call.on_step, is_canvas=self.model.kind == "canvas")
         plans: dict[int, SpeechPlan] = {}  # of the running requests
 
         def begin(joined: dict[int, SpeechRequest]) -> Arrivals:
@@ -290,6 +293,7 @@ class TextToSpeech(Pipeline):
                     [request.seed],
                     voice=request.voice,
                     max_seconds=call.max_seconds,
+                    is_joined=True,
                     **params,
                 )
                 if request.in_chunks and call.deliver_chunk is not None:
@@ -353,7 +357,9 @@ def finish_utterance(
     """
     owner = plan.owners[index]
     seed = plan.seeds[index]
-    tokens, is_finished = take_codes(row.tokens, speech.layout, plan.length)
+    tokens, is_finished = take_codes(row.tokens, speech.layout, plan.n_codes)
+    if plan.prompt.slots is not None:
+        is_finished = len(row.tokens) == int(plan.prompt.slots[index])
     if sound is None and len(tokens):
         sound = check_sound(speech.render(tokens, seed), row.row)
     return Utterance(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, load
+from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, SPOKEN_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.options import LoadOptions
@@ -18,12 +18,19 @@ from mmaccel.pipelines.hosts.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 DEMO = "voices"
-CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
+CODEC_FOLDER = "audio_tokenizer"  # where OmniVoice has its codec
+CODECS = {
+    "llasa": "HKUSTAudio/xcodec2-hf",
+    "omnivoice": "eustlb/higgs-audio-v2-tokenizer",
+    "orpheus": "hubertsiuzdak/snac_24khz",
+}
 """Codecs that families' authors published; that of another family is in the model's folder."""
 _MARKER_TOKENS = {  # of one family only
     "llasa": "<|s_0|>",
+    "omnivoice": "<|text_start|>",
     "orpheus": "<custom_token_10>",
     "voices": "<|voice_0|>",
+    "voices-masked": "<|say|>",
 }
 
 
@@ -43,7 +50,7 @@ def open_speech(
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = load_config.family or _find_family(source, tokenizer)
     parts = replace(load_config, revision=None, variant=None)
-    usual = CODECS.get(family, source)
+    usual = _find_codec(family, source)
     codec_source = find_model(usual if codec is None else codec, {}, "codec", parts)
     load_family = load(SPEECH_MODELS[family])
     with refusing(
@@ -58,14 +65,24 @@ def open_speech(
 
 
 def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
-    """The folder of a speech model: of "voices", of a path, or of an id of the hub."""
-    folder = DEMO_WEIGHTS / DEMO
-    if str(name) == DEMO and not (folder / "model.safetensors").is_file():
+    """The folder of a speech model: of one that ships, of a path, or of an id of the hub."""
+    shipped = {demo: DEMO_WEIGHTS / demo for demo in SPOKEN_MODELS}
+    folder = shipped.get(str(name))
+    if folder is not None and not (folder / "model.safetensors").is_file():
         raise OptionError(
-            f"model: expected the weights of {DEMO} in {folder}, received none; give another "
-            f"model, or train it: python -m scripts.training {DEMO}"
+            f"model: expected the weights of {name} in {folder}, received none; give another "
+            f"model, or train it: python -m scripts.training {name}"
         )
-    return find_model(name, {DEMO: folder}, hub=hub)
+    return find_model(name, shipped, hub=hub)
+
+
+def _find_codec(family: str, source: Path) -> str | Path:
+    """The codec of a family whose caller names none."""
+    if (source / CODEC_FOLDER).is_dir():
+        return source / CODEC_FOLDER
+    if family == "voices-masked" and not (source / "codec.json").is_file():
+        return DEMO_WEIGHTS / DEMO
+    return CODECS.get(family, source)
 
 
 def _find_family(source: Path, tokenizer: Any) -> str:

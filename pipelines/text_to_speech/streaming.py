@@ -54,7 +54,7 @@ class RowSound:
         self.number = number
         self._speech = speech
         self._seed = plan.seeds[index]
-        self._length = plan.length
+        self._n_codes = plan.n_codes
         self._frames = frames
         self._send = send
         self._parts: list[Tensor] = []
@@ -62,9 +62,9 @@ class RowSound:
 
     def take(self, tokens: Tensor, passes: int, *, is_whole: bool = False) -> None:
         """Send the chunks that can be decoded, of all tokens `[n]` of the row so far."""
-        codes, _ = take_codes(tokens, self._speech.layout, self._length)
-        n_frames = len(codes) // self._speech.layout.columns
-        is_whole = is_whole or len(codes) == self._length - 1
+        codes, _ = take_codes(tokens, self._speech.layout, self._n_codes)
+        n_frames = len(codes) // self._speech.layout.frame
+        is_whole = is_whole or len(codes) == self._n_codes
         reach = self._speech.sound_context.reach
         while self._done < n_frames:
             end = n_frames if reach is None else self._done + self._frames
@@ -77,7 +77,7 @@ class RowSound:
 
     def _render(self, codes: Tensor, end: int) -> Tensor:
         """The frames from the last one that was sent up to `end`, amid those around them."""
-        columns = self._speech.layout.columns
+        columns = self._speech.layout.frame
         context = self._speech.sound_context
         first, last = 0, len(codes) // columns  # frames that are decoded, of which it sends some
         if context.reach is not None:
@@ -101,10 +101,13 @@ class RunningSound:
     """The `on_step` of a run some of whose rows are sent in chunks.
 
     A row that `on_step` ends sends no frames behind its end, except those that were sent before.
+    Frames of a canvas are filled in any order, so that its rows are sent when they have ended.
     """
 
-    def __init__(self, on_step: Callable[[Any], Tensor | None] | None) -> None:
-        self._on_step = on_step
+    def __init__(
+        self, on_step: Callable[[Any], Tensor | None] | None, *, is_canvas: bool = False
+    ) -> None:
+        self._on_step, self._is_canvas = on_step, is_canvas
         self._rows: dict[int, RowSound] = {}
         self._passes = 0
         self.seconds = 0.0  # spent in decoding and sending chunks between passes
@@ -115,6 +118,8 @@ class RunningSound:
     def __call__(self, progress: Progress) -> Tensor | None:
         limits = None if self._on_step is None else self._on_step(progress)
         self._passes = progress.passes
+        if self._is_canvas:
+            return limits
         lengths = progress.lengths
         if limits is not None:
             limits = check_limit(limits, lengths)

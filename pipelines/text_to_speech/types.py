@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mmaccel.contracts import TokenModel
+from mmaccel.contracts import Denoiser, TokenModel
 from mmaccel.results import ShortRepr, Stats
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.frames import Frames
+from mmaccel.tokenizers_vq.frames import CodeFrames, Frames
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,19 @@ class SpeechModel(Protocol):
         """`[n / columns * frame_samples]` floats in about -1..1 of the tokens `[n]` of whole
         frames, without an end; `seed` is for codecs that draw random numbers.
         """
+
+
+class CanvasSpeech(SpeechModel, Protocol):
+    """A `Denoiser` of frames with its codec, whose canvas is as long as its text lasts."""
+
+    window: Denoiser  # type: ignore[assignment]  # with `n_positions`, of text and frames
+    layout: CodeFrames  # type: ignore[assignment]
+
+    def unconditional(self) -> list[int]:
+        """The prompt ids of the other branch of guidance."""
+
+    def count_frames(self, text: str, voice: str | None) -> int:
+        """Frames of a text that `encode` takes, at least 1."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class SelectorPolicy(RunPolicy, Selector):
                     "end_threshold, drop_suffix: expected a prompt with stop tokens among the "
                     "model's ids, received none; give the model an end token, or leave both out"
                 )
-        run.canvas.drop_suffix = self.drop_suffix
+        run.canvas.drop_suffix |= self.drop_suffix
         return run
 
     def narrow(

@@ -51,6 +51,9 @@ class Canvas:
         self.is_committed = torch.zeros(batch, length, dtype=torch.bool, device=device)  # [B, L]
         # [B] int64, slots that count: up to the first stop token, once there is one
         self.limit = torch.full((batch,), length, device=device, dtype=torch.int64)
+        self.drop_suffix = prompt.slots is not None  # passes leave out the slots from `limit` on
+        if prompt.slots is not None:
+            self.cut(prompt.slots)
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
         self._block = block
@@ -70,7 +73,6 @@ class Canvas:
         self.block_commits = torch.zeros_like(self.limit)  # since the active block began
         self.stays_in_block = torch.zeros_like(self.limit, dtype=torch.bool)  # though it is full
         self.blocks_are_adjacent = False  # a block begins at the first open slot, not on a grid
-        self.drop_suffix = False  # passes leave out the slots from `limit` on
         self.update_blocks()
 
     def _commit_forced(self, layout: Layout | None, batch: int) -> None:

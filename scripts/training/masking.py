@@ -61,13 +61,16 @@ class Masked(Task):
         return (losses / counts.repeat_interleave(counts)).sum() / len(ids)
 
 
-def draw_counts(rng: np.random.Generator, rows: int, slots: int) -> np.ndarray:
-    """How many slots each row hides, int64 [rows]: each uniform on 1..slots, together even.
+def draw_counts(
+    rng: np.random.Generator, rows: int, slots: int | np.ndarray, power: float = 1.0
+) -> np.ndarray:
+    """How many slots each row hides, int64 [rows]: each uniform on 1..slots, together even; with a
+    `power` below 1, rather more.
 
     With as many rows as slots, every number comes once.
     """
     shares = (rng.permutation(rows) + rng.random()) / rows
-    return (shares * slots).astype(np.int64) + 1
+    return (shares**power * slots).astype(np.int64) + 1
 
 
 def hide(slots: Tensor, counts: np.ndarray, rng: np.random.Generator) -> Tensor:

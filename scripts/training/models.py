@@ -13,10 +13,20 @@ from mmaccel.demo.recall.words import ANSWERED, WORDS, make_tokenizer
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from mmaccel.tokenizers_vq.multi_scale import load_multi_scale
-from mmaccel.tokenizers_vq.speech_codec import load_codec
-from scripts.training import grammar, next_scale, recall, scenes, stdlib, voices, vqa, vqa_tower
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
+from scripts.training import (
+    grammar,
+    next_scale,
+    recall,
+    scenes,
+    stdlib,
+    voices,
+    voices_masked,
+    vqa,
+    vqa_tower,
+)
 from scripts.training.loop import WEIGHTS, Plan, Task
-from scripts.training.voices_data import open_pool
+from scripts.training.voices_data import Pool, open_pool
 from scripts.training.voices_words import LONGEST, SPEAKERS, save_text_side
 
 
@@ -100,13 +110,28 @@ def _open_voices(stage: str, work: Path, device: str) -> Task:
     if stage == "codec":
         return voices.Codec(pools["codec"], pools["validation"])
     codec = load_codec(_weights(work, "codec"))
-    text, held_out = (
-        voices.SpokenText(pools[name], codec, work / f"{name}.codes.pt")
-        for name in ("train", "validation")
-    )
+    text, held_out = (_open_text(work, name, codec)[1] for name in ("train", "validation"))
     if stage == "flat":
         return voices.Flat(text, held_out)
     return voices.Depth(text, held_out, codec)
+
+
+def _open_text(work: Path, name: str, codec: SpeechCodec) -> tuple[Pool, voices.SpokenText]:
+    pool = open_pool(work, name, *voices.POOLS[name])
+    return pool, voices.SpokenText(pool, codec, work / f"{name}.codes.pt")
+
+
+def _open_voices_masked(_: str, work: Path, device: str) -> Task:
+    codec = load_codec(DEMO_WEIGHTS / "voices")
+    text, held_out = (_open_text(work, name, codec)[1] for name in ("train", "validation"))
+    return voices_masked.MaskedSpeech(text, held_out, codec.flat_size, codec.book_size)
+
+
+def _finish_voices_masked(work: Path, target: Path) -> None:
+    codec = load_codec(DEMO_WEIGHTS / "voices")
+    pool, text = _open_text(work, "train", codec)
+    durations = voices_masked.fit_durations(pool, text, codec.flat_size)
+    save_text_side(target, codec, SPEAKERS, pool.lexicon, LONGEST, 0, durations=durations)
 
 
 def _finish_voices(work: Path, target: Path) -> None:
@@ -149,6 +174,9 @@ MODELS = {
     ),
     "recall": Model(recall.PLANS, lambda stage, *_: recall.Recall(stage), _finish_recall),
     "stdlib": Model(stdlib.PLANS, lambda *_: stdlib.Stdlib(), lambda *_: None, home=WEIGHTS),
+    "voices-masked": Model(
+        {"masked": voices_masked.PLAN}, _open_voices_masked, _finish_voices_masked
+    ),
     "voices": Model(
         voices.PLANS, _open_voices, _finish_voices, {"codec": "", "depth": "depth", "flat": ""}
     ),

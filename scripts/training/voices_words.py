@@ -109,9 +109,12 @@ def save_text_side(
     speakers: Sequence[str],
     lexicon: Mapping[str, Sequence[str]],
     longest: int,
+    codes: int | None = None,
+    **more: object,
 ) -> list[str]:
     """Writes the tokenizer's files and `voices.json`: of a codec's codes, speakers of whom the
-    first is the default, phonemes of every word, and most words of a text.
+    first is the default, phonemes of every word, most words of a text, and `more`. The tokenizer
+    has tokens for so many `codes`; None: for those of the flat layout.
 
     Returns:
         The tokens in the order of their ids.
@@ -119,7 +122,7 @@ def save_text_side(
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens = list_tokens(codec.flat_size, speakers, lexicon)
+    tokens = list_tokens(codec.flat_size if codes is None else codes, speakers, lexicon)
     ids = {token: k for k, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -139,6 +142,7 @@ def save_text_side(
         "frame_samples": codec.hop,
         "speakers": list(speakers),
         "words": {word: list(phonemes) for word, phonemes in lexicon.items()},
+        **more,
     }
     (folder / FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return tokens

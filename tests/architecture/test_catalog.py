@@ -28,6 +28,7 @@ _GUARANTEES = {  # of the names that users have written down
     "adaptive-block": "relaxed",
     "revised-parallel": "relaxed",
     "masked-parallel": "relaxed",
+    "layered-parallel": "relaxed",
     "explore-exploit": "relaxed",
     "learned-filter": "relaxed",
 }

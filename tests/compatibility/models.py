@@ -21,6 +21,7 @@ from mmaccel.results import Stats
 from tests.fixtures import amused, diffusion_gemma, llada2, next_scale, windows
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.denoiser_targets import TARGETS, images
+from tests.fixtures.masked_speech import build_omnivoice
 from tests.fixtures.media import image
 from tests.fixtures.speech import SECONDS, TEXTS, build_speech
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
@@ -166,6 +167,12 @@ def _speech(family: str) -> Callable[..., Made]:
     return call
 
 
+def _masked_speech(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
+    texts = ["a red fox", "blue", "the grass"][:n]
+    made = pipe(texts, policy=policy, seed=first(n, seed), temperature=1.0)
+    return [one.tokens for one in made.utterances], made.stats
+
+
 def _open_video(folder: Path) -> Any:
     model, codec = build_video(folder)
     return mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
@@ -267,6 +274,8 @@ def rows() -> Iterator[Row]:
         own = "llamagen-c2i" if family == "llamagen" else family
         yield Row("pipelines", family, title, _open_images(own), _images(own))
     yield Row("pipelines", "llasa", "Llasa", _open_speech("llasa"), _speech("llasa"))
+    omnivoice = made(lambda: mmaccel.TextToSpeech(build_omnivoice()))
+    yield Row("pipelines", "omnivoice", "OmniVoice", omnivoice, _masked_speech)
     yield Row("pipelines", "orpheus", "Orpheus", _open_speech("orpheus"), _speech("orpheus"))
     yield Row("pipelines", "cosmos", "Cosmos-Predict1", _open_video, _video)
     for own, (name, title) in _CANVAS.items():

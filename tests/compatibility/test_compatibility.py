@@ -38,7 +38,10 @@ def test_every_family_has_a_row() -> None:
         if ".depth." not in target and ".delay." not in target
     }
     assert names("attached") == others | language | {"emu3"}
-    assert names("pipelines") == {*IMAGE_MODELS, *SPEECH_MODELS, "cosmos"} - {"voices"}
+    assert names("pipelines") == {*IMAGE_MODELS, *SPEECH_MODELS, "cosmos"} - {
+        "voices",
+        "voices-masked",
+    }
     assert names("canvas") == {*DENOISERS, *PIPELINES, *WRAPPED}
 
 

@@ -119,6 +119,10 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         ),
         ({"choose": "first"}, {"order": "halton"}, {"order": "random"}),
     ),
+    ("policies", "layered-parallel"): Example(
+        _policy("layered-parallel", steps=3),
+        ({"steps": 99, "shift": 1.0}, {"penalty": 0.0, "choice": 0.0}),
+    ),
     ("policies", "explore-exploit"): Example(
         _policy("explore-exploit", threshold=0.3, least=3, explore=2),
         ({"threshold": 1.0, "explore": 0}, {"threshold": 1.0, "least": 0}),

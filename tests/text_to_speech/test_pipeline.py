@@ -145,8 +145,9 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
     layout = Frames(((5, 6), (6, 7)), 10, (9,))
     speech: Any = SimpleNamespace(layout=layout, render=render, sample_rate=8)
     plan: Any = SimpleNamespace(
-        texts=["a", "b"], owners=[0, 1], voice="leo", seeds=[3, 7], length=5
-    )
+        texts=["a", "b"], owners=[0, 1], voice="leo", seeds=[3, 7], n_codes=4,
+        prompt=SimpleNamespace(slots=None),
+    )  # fmt: skip
     made = finish_utterance(
         speech, plan, FinishedRow(1, torch.tensor(tokens), 4, [], 0.25), index=1
     )

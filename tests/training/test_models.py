@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.canvas import GrammarText
-from mmaccel import TextToImage, TextToSpeech, TextToVideo, load_demo
+from mmaccel import MaskedParallel, TextToImage, TextToSpeech, TextToVideo, load_demo
 from mmaccel.demo.voices.stacked import open_stacked
 from scripts.training import (
     grammar,
@@ -23,6 +23,7 @@ from scripts.training import (
     stdlib,
     verdicts,
     voices,
+    voices_masked,
     vqa,
     vqa_tower,
 )
@@ -87,7 +88,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         kind = {"Tower": vqa_tower.Tower, "Answers": vqa.Answers}[method]
         defaults = kind.__init__.__defaults__
         monkeypatch.setattr(kind.__init__, "__defaults__", (*defaults[:-1], checks))
-    for kind in (voices.Flat, voices.Depth):
+    monkeypatch.setattr(voices_masked, "LLM", {**heads, "head_dim": 8})
+    for kind in (voices.Flat, voices.Depth, voices_masked.MaskedSpeech):
         monkeypatch.setattr(kind.__init__, "__defaults__", (20,))
 
 
@@ -142,6 +144,11 @@ def speak(folder: Path) -> None:
     assert frames.shape[1] == 16
 
 
+def fill(folder: Path) -> None:
+    (made,) = TextToSpeech.from_pretrained(folder)("red circle", policy=MaskedParallel(2))
+    assert made.passes == 2 and len(made.waveform) == 160 * len(made.tokens)
+
+
 RUNS: dict[str, tuple[int, Callable[[Path], None]]] = {  # items a step, and what opens the folder
     "scenes": (2, draw),
     "scenes-var": (2, draw_by_scale),
@@ -151,6 +158,7 @@ RUNS: dict[str, tuple[int, Callable[[Path], None]]] = {  # items a step, and wha
     "recall": (128, complete("recall")),
     "stdlib": (2, complete("stdlib")),
     "voices": (2, speak),
+    "voices-masked": (2, fill),
 }
 
 
@@ -159,7 +167,7 @@ def test_the_command_trains_and_writes_a_folder_that_opens(
     tiny: None, name: str, tmp_path: Path
 ) -> None:
     batch, opens = RUNS[name]
-    if name == "voices":
+    if name.startswith("voices"):
         for k, pool in enumerate(voices.POOLS):
             write_pool(tmp_path, pool, k)
     command = [name, "--work", str(tmp_path), "--target", str(tmp_path / "out")]

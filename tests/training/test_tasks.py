@@ -17,7 +17,17 @@ from mmaccel.demo.scenes_vqa.data import make_examples
 from mmaccel.demo.scenes_vqa.processor import EOS, make_processor
 from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, ImageTokenizerConfig, save_tokenizer
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig
-from scripts.training import grammar, recall, scenes, stdlib, voices, voices_data, vqa, vqa_tower
+from scripts.training import (
+    grammar,
+    recall,
+    scenes,
+    stdlib,
+    voices,
+    voices_data,
+    voices_masked,
+    vqa,
+    vqa_tower,
+)
 from scripts.training.loop import IGNORE
 from scripts.training.vqa_tower import split_views
 from tests.fixtures.voices import TINY_CODEC
@@ -164,3 +174,32 @@ def test_phonemes_and_sound_of_espeak(tmp_path: Path) -> None:
         pool = voices_data.open_pool(tmp_path, "train", 5, 4)
         assert pool.lexicon["seven"][0] == "s" and len(pool.lexicon) == 497
         assert 4_000 < len(pool.utterance(0)) < 80_000 and pool.utterance(0).abs().max() > 0.2
+
+
+def test_the_bound_of_masked_speech_is_the_mean_over_what_each_row_hides(
+    text: voices.SpokenText,
+) -> None:
+    """One row for each number of hidden codes, each row alone by hand; and later books go first."""
+    codec = SpeechCodec(SpeechCodecConfig(**TINY_CODEC))
+    task = voices_masked.MaskedSpeech(text, text, codec.flat_size, codec.book_size, checks=20)
+    torch.manual_seed(0)
+    model = task.build(None).double().eval().requires_grad_(False)
+    row = int(text.lengths.argmin())
+    n = 3 * len(text.codes[row])
+    ids, labels = task.pack(text, np.full(n, row))
+    found = task.bound(model, ids, labels, np.random.default_rng(2), 0.0)
+    rng = np.random.default_rng(2)
+    counts = voices_masked.draw_counts(rng, n, n)
+    assert sorted(counts) == [*range(1, n + 1)]
+    hidden = voices_masked.hide_books(labels != IGNORE, counts, rng, np.zeros(n))
+    losses = []
+    for k in range(n):
+        frames = ids[k : k + 1, -n // 3 :, 1:].masked_fill(hidden[k], task.mask)
+        there = torch.ones(1, ids.shape[1], dtype=torch.bool)
+        states = model.states(ids[k : k + 1, : -n // 3, 0], frames, there)
+        own = model.logits(states).log_softmax(-1)[0].gather(-1, labels[k][..., None])
+        losses.append(-own[..., 0][hidden[k]].mean())
+    assert float(found) == pytest.approx(float(torch.stack(losses).mean()), rel=1e-6)
+    half = np.full(n, n // 2)
+    last = voices_masked.hide_books(labels != IGNORE, half, rng, np.full(n, 99.0))
+    assert last[0].sum(0).tolist() == [0, n // 2 - n // 3, n // 3]

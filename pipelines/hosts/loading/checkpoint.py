@@ -141,9 +141,11 @@ def refuse_device_map(load_config: LoadConfig, family: str) -> None:
 
 
 @contextmanager
-def _without_report() -> Iterator[None]:
-    """Keep transformers from writing a table of what `load_model` says in one line."""
-    logger = logging.getLogger("transformers.modeling_utils")
+def _without_report(module: str = "modeling_utils") -> Iterator[None]:
+    """Keep transformers from writing a table of what `load_model` says in one line, or that it does
+    not know the type of a model whose tokenizer it reads (`configuration_utils`).
+    """
+    logger = logging.getLogger(f"transformers.{module}")
     logger.addFilter(_is_error)  # a level of its own would turn on another report
     try:
         yield
@@ -164,11 +166,14 @@ def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
 def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
     """Load a processor, tokenizer or configuration of transformers."""
     check_folder(folder)
-    with refusing(
-        f"the {kind.__name__} in {folder}",
-        "none that transformers can read",
-        "copy the folder again, with its configuration, tokenizer and processor files",
-        folder=folder,
+    with (
+        refusing(
+            f"the {kind.__name__} in {folder}",
+            "none that transformers can read",
+            "copy the folder again, with its configuration, tokenizer and processor files",
+            folder=folder,
+        ),
+        _without_report("configuration_utils"),
     ):
         return kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code

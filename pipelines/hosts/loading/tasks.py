@@ -37,7 +37,8 @@ TASKS = {
 SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
 _BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
 _MAKES_IMAGES = ("janus", "emu3", "chameleon", "chameleon_xllmx", "imagegpt")  # some also answer
-_SPEAK = (b'"<|s_0|>"', b'"<custom_token_10>"')  # in tokenizers of speech models
+# in tokenizers of speech models
+_SPEAK = (b'"<|s_0|>"', b'"<custom_token_10>"', b'"<|text_start|>"')
 _PIPELINES = ("GlmImagePipeline",)
 
 
