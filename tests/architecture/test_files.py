@@ -20,6 +20,7 @@ MOST_FILES = (
 MOST_MEGABYTES = {  # of weights that ship
     "scenes": 16.8, "scenes-features": 0.5, "moving-scenes-features": 0.7, "voices-features": 0.3,
     "moving-scenes": 8, "voices": 11.5, "scenes-vqa": 10, "recall": 2,
+    "voices-masked": 4,
 }  # fmt: skip
 
 
