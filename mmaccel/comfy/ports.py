@@ -32,6 +32,7 @@ _RANGES: dict[str, dict[str, tuple[float, float, float]]] = {  # type, field -> 
         "end_threshold": _SHARE,
         "max_gap": (1e-6, 1.0, 0.01),
         "cap": (1.0, _LARGE, 0.1),
+        "shift": (0.01, 100.0, 0.01),
         "settled": (0.0, _LARGE, 0.001),
         "kl": (0.0, _LARGE, 0.001),
         "rising": (0.0, 10.0, 0.1),

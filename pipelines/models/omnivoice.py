@@ -86,7 +86,7 @@ def load_canvas(folder: Path, load_config: LoadConfig) -> SpeechCanvas:
 
     refuse_device_map(load_config, "OmniVoice")
     opened = open_folder(FOLDER, folder)
-    llm = opened.content.get("llm_config")
+    llm: Any = opened.content.get("llm_config")
     inner = llm.get("model_type") if isinstance(llm, dict) else llm
     kinds = opened.content.get("model_type"), inner
     sizes = opened.settings

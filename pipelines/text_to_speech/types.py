@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, TokenModel
+from mmaccel.contracts import TokenModel
 from mmaccel.results import ShortRepr, Stats
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import CodeFrames, Frames
@@ -52,7 +52,7 @@ class SpeechModel(Protocol):
 class CanvasSpeech(SpeechModel, Protocol):
     """A `Denoiser` of frames with its codec, whose canvas is as long as its text lasts."""
 
-    window: Denoiser  # type: ignore[assignment]  # with `n_positions`, of text and frames
+    window: Any  # a `Denoiser` with `n_positions`, of text and frames
     layout: CodeFrames  # type: ignore[assignment]
 
     def unconditional(self) -> list[int]:

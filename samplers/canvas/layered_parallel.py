@@ -42,7 +42,7 @@ class LayeredParallel(SelectorPolicy):
     """
 
     steps: int = within(32, 1, hint="32 is the authors'")
-    shift: float = within(0.1, 0, 100, "0.1 is the authors'", above_low=True)
+    shift: float = within(0.1, 0.01, 100, "0.1 is the authors'")
     penalty: float = within(5.0, hint="5 is the authors'")
     choice: float = within(5.0, hint="5 is the authors', 0 turns it off")
 

@@ -187,7 +187,7 @@ def fit_durations(pool: Pool, text: SpokenText, first: int) -> dict[str, float]:
     counts = np.zeros((len(pool), text.vocab_size))
     for row, prompt in enumerate(text.prompts):
         np.add.at(counts[row], prompt, 1)
-    used = counts.any(0).nonzero()[0]
+    used = np.flatnonzero(counts.any(0))
     fitted = np.linalg.lstsq(counts[:, used], lengths, rcond=None)[0]
     names = list_tokens(first, SPEAKERS, pool.lexicon)
     return {names[k]: round(float(frames), 3) for k, frames in zip(used, fitted, strict=True)}

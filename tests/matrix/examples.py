@@ -121,7 +121,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ),
     ("policies", "layered-parallel"): Example(
         _policy("layered-parallel", steps=3),
-        ({"steps": 99, "shift": 1.0}, {"penalty": 0.0, "choice": 0.0}),
+        ({"steps": 99, "shift": 1.0},),
+        ({"penalty": 0.0, "choice": 0.0},),
     ),
     ("policies", "explore-exploit"): Example(
         _policy("explore-exploit", threshold=0.3, least=3, explore=2),
