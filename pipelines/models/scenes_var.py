@@ -14,12 +14,15 @@ from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleTransformer
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.multi_scale import MultiScaleTokenizer, Scales, load_multi_scale
 from mmaccel.weight_folders import open_folder, shapes_of
 
 
 class ScaleWordImages(WordImages):
     """A next-scale model whose prompts are words of a closed list."""
+
+    params = SamplingParams(guidance_scale=4.0, top_p=0.9)
 
     def make_layout(self, tokenizer: Any) -> Scales:
         return Scales(tokenizer.config.sides, tokenizer.vocab_size)
