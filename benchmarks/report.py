@@ -284,26 +284,43 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
             yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 
-_SPOKEN: Columns = {
-    "model": "`{model}`",
-    "policy": "`{policy}`",
-    "exactness": "{exactness}",
-    "guidance": "{guidance:g}",
-    "temperature": "{temperature:g}",
-    "batch": "{batch}",
-    "sentences": "{rows}",
-    "passes": "{passes:.1f}",
-    "codes a pass": "{tokens_per_pass:.2f}",
-    "nats": "{nats:.0f}",
-    "phone errors": "{errors:.3f}",
-}
-
-
-def spoken_tables(reports: Reports) -> Iterator[Block]:
-    """What policies say on `voices-masked`."""
-    for report in (r for r in reports.values() if "spoken" in r):
-        says = (TORCH + ". Made by `{command}`.").format_map(report)
-        yield fill_block(says, _SPOKEN, report["spoken"])
+_MADE = TORCH + ". Made by `{command}`."
+SPOKEN = Table(
+    "spoken",
+    {
+        "model": "`{model}`",
+        "policy": "`{policy}`",
+        "exactness": "{exactness}",
+        "guidance": "{guidance:g}",
+        "temperature": "{temperature:g}",
+        "batch": "{batch}",
+        "sentences": "{rows}",
+        "passes": "{passes:.1f}",
+        "codes a pass": "{tokens_per_pass:.2f}",
+        "nats": "{nats:.0f}",
+        "phone errors": "{errors:.3f}",
+    },
+    _MADE,
+)
+NEXT_SCALE = Table(
+    "next_scale",
+    {
+        "policy": "`{policy}`",
+        "guidance": "{guidance:g}",
+        "batch": "{batch}",
+        "images": "{rows}",
+        "passes": "{passes:.1f}",
+        "positions": "{positions:.0f}",
+        "entries kept": "{kept:.0%}",
+        "seconds a call": "{seconds:.3f}",
+        "times as fast": "{times:.2f}",
+        "other tokens": "{differ:.0%}",
+        "colours": "{colours:.1%}",
+        "shapes": "{shapes:.1%}",
+        "whole captions": "{whole:.1%}",
+    },
+    _MADE,
+)
 
 
 def visual_tokens_tables(reports: Reports) -> Iterator[Block]:
@@ -798,7 +815,8 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "first-screen": FIRST_SCREEN,
     "baselines": baseline_tables,
     "canvas": canvas_tables,
-    "spoken": spoken_tables,
+    "spoken": SPOKEN,
+    "next-scale": NEXT_SCALE,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,

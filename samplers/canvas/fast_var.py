@@ -46,6 +46,9 @@ class FastVAR(NextScale):
             the seed, a control.
 
     Loses: detail of the last scales. Small images have few entries to save.
+    Figures: `scenes-var`, guidance 2, batch 8, 128 captions: half of the entries of the last two
+    scales in layers 3 and 4 draws 36.7 % of captions whole (37.5 % without), 1.05 times as fast; in
+    all layers 25.0 %, 1.16 times. The default: 14.1 % of 64 (45.3 %), 1.09 times; at random 9.4 %.
     """
 
     keep: tuple[float, ...] = within((0.5, 0.25), 0, 1, "as (0.5, 0.25)", above_low=True, fewest=1)
