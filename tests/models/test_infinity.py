@@ -72,7 +72,7 @@ def test_a_pass_draws_the_bits_of_a_scale(pipe: TextToImage) -> None:
     assert wide.tokens.shape == (1, (1 + 4 + 12) * BITS)
 
 
-def test_a_guidance_of_each_scale(pipe: TextToImage) -> None:
+def test_a_guidance_of_each_scale() -> None:
     layout = BitScales((2, 3, 4), (0.0, 0.5, 1.0))
     shares = layout.guidance_share(torch.arange(9)[None])
     assert shares.tolist() == [[0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1]]

@@ -10,12 +10,11 @@ import torch
 
 from mmaccel import KLStable, LosslessUnmask, MaskedParallel, Stepwise, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig, save_codec
 from tests.fixtures.masked_speech import build_masked_voices
-from tests.fixtures.voices import LEXICON, TINY_CODEC, build_codec
+from tests.fixtures.voices import LEXICON, build_codec
 
 TEXTS = ["a red fox", "cat", "seven blue"]
 BOOKS, FRAME = 3, 640  # codes, samples of 40 ms
@@ -108,13 +107,6 @@ def test_a_text_that_does_not_fit_is_refused_before_any_pass(
     monkeypatch.setattr(masked.model, "n_positions", 20)
     with pytest.raises(OptionError, match=r"positions: expected at most 20 .* 14 .* 20 of the fra"):
         masked("a red fox")
-
-
-def test_another_codec_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = SpeechCodecConfig(**TINY_CODEC | {"books": 2})
-    save_codec(SpeechCodec(other), tmp_path)
-    with pytest.raises(UnsupportedModelError, match="codec: expected 3 books of 6 .* 2 of 6"):
-        TextToSpeech.from_pretrained(folder, codec=tmp_path)
 
 
 def test_the_command_takes_policies_of_canvases_alone(

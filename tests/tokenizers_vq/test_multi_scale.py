@@ -119,10 +119,7 @@ def test_a_planted_bug_is_rejected(plant: Callable[[Patch], None], monkeypatch: 
     assert not is_published()
 
 
-def test_guidance_grows_from_none_to_all() -> None:
-    layout = Scales((1, 2, 3), 11)
-    share = layout.guidance_share(torch.tensor([[0, 1, 4, 5, 13]]))
-    assert layout.frame == 14 and share.tolist() == [[0, 0.5, 0.5, 1, 1]]
+def test_a_single_scale_is_not_guided() -> None:
     assert Scales((4,), 11).guidance_share(torch.tensor([[0, 15]])).tolist() == [[0, 0]]
 
 
