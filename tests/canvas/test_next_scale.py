@@ -1,6 +1,4 @@
-"""Next-scale models and `NextScale`: passes over a cache against whole passes and a network written
-by hand; rows alone, in company, and at different scales.
-"""
+"""Next-scale models and `NextScale`: passes over a cache against whole passes."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mmaccel import NextScale, Noise, SamplingParams, Stepwise
-from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
@@ -22,20 +19,15 @@ from tests.fixtures.canvas import masked
 from tests.fixtures.next_scale import KINDS, N_CODES, N_SLOTS, SIDES, build, network, prompt
 from tests.fixtures.next_scale import quantizer as make_quantizer
 
-ALL = [0, 1, 2]
-GUIDED = SamplingParams(guidance_scale=3.0)
 
-
-def decode(
-    kind: str, policy: Any = None, rows: Any = ALL, given: Prompt | None = None, **options: Any
-) -> Generation:
-    """Guided rows of `PROMPTS`, each with the seed 100 and its number."""
+def decode(kind: str, policy: Any = None, given: Any = None, **options: Any) -> Generation:
+    """Guided rows of `PROMPTS`, hot so that the noise counts."""
     model = options.pop("model", None) or build(kind)
-    noise = Noise.from_seed([100 + row for row in rows], len(rows))
-    options.setdefault("params", GUIDED)
+    params = SamplingParams(guidance_scale=3.0, temperature=3.0)
     made: Generation = (policy or NextScale()).sample(
-        model, given or prompt(kind, rows), N_SLOTS, noise=noise, **options
-    )
+        model, given or prompt(kind), N_SLOTS, params=params,
+        noise=Noise.from_seed([100, 101, 102], 3), **options,
+    )  # fmt: skip
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +17,14 @@ from tests.fixtures.var import (
     CODE,
     LENGTHS,
     LEVEL,
+    N_CLASSES,
     N_CODES,
     SIDES,
     Blocks,
     build_vae,
     build_var,
-    draw,
     find_logits,
+    likeliest,
     read_shapes,
     save_var,
     to_published,
@@ -88,15 +88,16 @@ def test_logits_are_as_published(tmp_path: Path, is_shared: bool, has_unit_keys:
 
 
 def test_tokens_are_drawn_as_published(tmp_path: Path) -> None:
-    weights, labels = build_var(), torch.tensor([3, 1])
+    weights = build_var()
     pipe = open_var(tmp_path, weights=weights)
     made = pipe(["3", "1"], temperature=0.0, top_k=None, top_p=None, seed=[1, 2])
     assert made.stats.passes == len(SIDES)
-    quantizer: Any = pipe.prompted_model.tokenizer.quantize
-    expected = draw(weights, quantizer, labels, cfg=1.5)
-    assert len(expected.unique()) > 3
-    assert torch.equal(made.tokens, expected)
-    assert not torch.equal(expected, draw(weights, quantizer, labels, cfg=0.0))
+    assert len(made.tokens.unique()) > 3
+    blocks, window = Blocks(weights, LEVEL), pipe.prompted_model.window
+    for label, tokens in zip((3, 1), made.tokens, strict=True):
+        sums = window._sums(tokens[None])
+        assert torch.equal(tokens, likeliest(blocks, label, N_CLASSES, sums, cfg=1.5))
+        assert not torch.equal(tokens, likeliest(blocks, label, N_CLASSES, sums, cfg=0.0))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

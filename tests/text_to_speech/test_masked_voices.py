@@ -58,20 +58,6 @@ def test_the_sound_is_the_codecs(masked: TextToSpeech) -> None:
     assert torch.equal(made.waveform, build_codec().decode_stacked(codes)[0].clamp(-1, 1))
 
 
-def test_guidance_has_a_branch_without_text(
-    masked: TextToSpeech, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = masked("a red fox", seed=[3], policy=MaskedParallel(3)).utterances[0]
-    monkeypatch.setattr(masked.speech, "params", SamplingParams(guidance_scale=3.0), raising=False)
-    rows: list[int] = []
-    own = type(masked.model).forward
-    monkeypatch.setattr(
-        type(masked.model), "forward", lambda s, e: (rows.append(len(e.tokens)), own(s, e))[1]
-    )
-    guided = masked(TEXTS, seed=[3, 4, 5], policy=MaskedParallel(3))
-    assert rows == [6, 6, 6] and not torch.equal(guided[0].tokens, plain.tokens)
-
-
 def test_a_stream_sends_chunks_when_the_text_is_filled(masked: TextToSpeech) -> None:
     text = "seven fox"
     (whole,) = masked(text, policy=MaskedParallel(8), seed=[6]).utterances
@@ -85,6 +71,7 @@ def test_a_stream_sends_chunks_when_the_text_is_filled(masked: TextToSpeech) -> 
 def test_requests_join_canvases_of_their_own_lengths(
     masked: TextToSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plain = masked(TEXTS, policy=LosslessUnmask(2), seed=[3, 4, 5])
     monkeypatch.setattr(masked.speech, "params", SamplingParams(guidance_scale=3.0), raising=False)
     alone = masked(TEXTS, policy=LosslessUnmask(2), seed=[3, 4, 5])
     requests = [SpeechRequest(text, 3 + k, tag=k) for k, text in enumerate(TEXTS)]
@@ -96,6 +83,7 @@ def test_requests_join_canvases_of_their_own_lengths(
     )  # fmt: skip
     for k in range(3):
         assert torch.equal(made[k].tokens, alone[k].tokens) and made[k].is_finished
+        assert not torch.equal(made[k].tokens, plain[k].tokens)  # guidance counts
 
 
 def test_a_text_that_does_not_fit_is_refused_before_any_pass(
