@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mmaccel import KLStable, LosslessUnmask, MaskedParallel, Stepwise, TextToSpeech
+from mmaccel import KLStable, LosslessUnmask, MaskedParallel, TextToSpeech
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
@@ -34,19 +33,12 @@ def frames_of(text: str) -> int:
     return 2 * sum(len(LEXICON[word]) for word in text.split())
 
 
-@pytest.mark.parametrize(
-    "policy", [LosslessUnmask(2), Stepwise(), MaskedParallel(3), KLStable(0.2, 1.0)]
-)
-def test_each_text_has_its_own_length_and_sounds_as_alone(
-    masked: TextToSpeech, policy: Any
-) -> None:
-    together = masked(TEXTS, policy=policy, seed=[3, 4, 5])
-    few = masked(TEXTS, policy=policy, seed=[3, 4, 5], batch_size=2)
+def test_each_text_has_its_own_length_and_sounds_as_alone(masked: TextToSpeech) -> None:
+    together = masked(TEXTS, policy=KLStable(0.2, 1.0), seed=[3, 4, 5])
     for k, made in enumerate(together.utterances):
-        (alone,) = masked(TEXTS[k], policy=policy, seed=[3 + k]).utterances
-        for other in (alone, few[k]):
-            assert torch.equal(made.tokens, other.tokens)
-            assert torch.equal(made.waveform, other.waveform)
+        (alone,) = masked(TEXTS[k], policy=KLStable(0.2, 1.0), seed=[3 + k]).utterances
+        assert torch.equal(made.tokens, alone.tokens)
+        assert torch.equal(made.waveform, alone.waveform)
         assert made.tokens.shape == (BOOKS * frames_of(TEXTS[k]),) and made.is_finished
         assert made.waveform.shape == (FRAME * frames_of(TEXTS[k]),)
 
