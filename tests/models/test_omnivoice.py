@@ -57,6 +57,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "csm"}, "expected model_type omnivoice .* received csm with qwen3"),
     ({"llm_config": {**LLM, "model_type": "llama"}}, "received omnivoice with llama"),
+    ({"llm_config": None}, "received omnivoice with None"),
     ({"audio_mask_id": 7}, "audio_mask_id below audio_vocab_size .* 7 of 7"),
     ({"num_audio_codebook": 4}, r"'audio_embeddings.weight' \[28, 16\].* received \[21, 16\]"),
 ]
