@@ -4,16 +4,15 @@ layers of a tiny network in plain loops, over all scales of given tokens at once
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mmaccel import (
     ChunkKV,
@@ -29,68 +28,40 @@ from mmaccel import (
 )
 from mmaccel.capabilities import explain, refuse
 from mmaccel.catalog import METHODS
-from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.contracts import FinishedRow
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.hosts.next_scale.cache import ScaleCache
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
-from mmaccel.pipelines.hosts.next_scale.network import NextScaleConfig, NextScaleTransformer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.fast_var import ScaleFiller
 from mmaccel.samplers.noise import Stream
-from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer, Scales
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.lanes import every
+from tests.fixtures.next_scale import N_CODES, PROMPTS, build, keep_scale_kv, prompt
+from tests.fixtures.var import Blocks, Branch, likeliest
 from tests.matrix.examples import Target, make
 
-SIDES, V, DEPTH, HEADS = (1, 2, 4, 5), 11, 3, 2
+SIDES, DEPTH = (1, 2, 4, 5), 3
 BASES = [sum(n * n for n in SIDES[:k]) for k in range(5)]
-TEXTS = [[11, 14, 15, 12], [11, 12], [11, 16, 12]] + [[11, 12]] * 3
-CLASSES = [[13], [14], [16]] + [[19]] * 3
 SEEDS = [100, 101, 102]  # as of `Arriving`
 
 
 @cache
 def model_of(kind: str) -> NextScaleModel:
-    """A random model of classes or of texts."""
-    torch.manual_seed(1)
-    others: dict[str, Any] = {"positions": "rotary", "adaptive": "none", "is_gated": True}
-    others |= {"has_unit_keys": False, "attention_scale": 2.0}
-    config = NextScaleConfig(
-        SIDES, V, 4, 32, DEPTH, HEADS, 48, 9, kind, **others if kind == "text" else {}
-    )
-    network = NextScaleTransformer(config).eval().requires_grad_(False)
-    network.head.weight.mul_(8)
-    for weights in network.blocks.parameters():
-        weights.mul_(1.6)
-    network.lvl_embed.weight.mul_(0.3)
-    if kind == "class":
-        network.pos_1LC.mul_(8)  # otherwise all entries of a scale are alike
-    quantizer = MultiScaleQuantizer(SIDES, V, 4).eval().requires_grad_(False)
-    quantizer.embedding.weight.mul_(3)
-    return NextScaleModel(network, quantizer)
-
-
-def prompt_of(kind: str, rows: Sequence[int]) -> Prompt:
-    """Rows with their guidance branches."""
-    ids = TEXTS if kind == "text" else CLASSES
-    own = [torch.tensor(ids[i]) for i in (*rows, *(row + 3 for row in rows))]
-    lengths = torch.tensor([len(each) for each in own])
-    tokens = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
-    return Prompt(tokens, lengths, 2, layout=Scales(SIDES, V))
+    return build(kind, sides=SIDES, depth=DEPTH)
 
 
 def decode(
     policy: Any, method: Any = None, kind: str = "class", rows: tuple[int, ...] = (0, 1, 2),
     batching: ContinuousBatching | None = None, **params: Any,
 ) -> Generation:  # fmt: skip
-    prompt = replace(prompt_of(kind, rows), batching=batching)
+    given = replace(prompt(kind, rows, SIDES), batching=batching)
     noise = Noise.from_seed([SEEDS[row] for row in rows], len(rows))
-    given = SamplingParams(**{"guidance_scale": 3.0} | params)
+    sampling = SamplingParams(**{"guidance_scale": 3.0} | params)
     model, methods = model_of(kind), LayerMethods(kv_cache=method)
     with torch.no_grad(), reducing(model, methods, 2):
-        made: Generation = policy.sample(model, prompt, BASES[-1], params=given, noise=noise)
+        made: Generation = policy.sample(model, given, BASES[-1], params=sampling, noise=noise)
         methods.record(made.stats, model)
     return made
 
@@ -103,94 +74,60 @@ def area(outputs: Tensor, n: int) -> Tensor:
     return torch.stack([outputs[place].mean(0) for place in places])
 
 
-@dataclass
-class Reference:
-    """A row's classes logits by scale, `[n, V]` each, of its tokens `[L]`.
-
-    Attributes:
-        pick: (scale, layer, part, entries) -> numbers of those that are computed; others take the
-            part's outputs at the scale `source`.
-        cut: (layer, seen, queries of the scale, keys of a head) -> entries that stay.
+class Reference(Blocks):
+    """The layers of the class model over all scales of a row's tokens at once, as published; a
+    subclass leaves out entries.
     """
 
-    pick: Callable[[int, int, int, Tensor], list[int]] = lambda k, layer, part, x: [*range(len(x))]
-    source: int = 0
-    cut: Callable[[int, int, Tensor, Tensor], list[int]] = lambda *a: [*range(len(a[3]))]
-
-    @torch.no_grad()
-    def logits(self, tokens: Tensor, condition: int) -> list[Tensor]:
-        model = model_of("class")
-        network, quantizer = model.model, model.quantizer
-        c = network.class_emb.weight[condition]
-        first = c + network.lvl_embed.weight[0] + network.pos_start[0, 0] + network.pos_1LC[0, 0]
-        xs, total = [first[None]], torch.zeros(1, 4, SIDES[-1], SIDES[-1])
-        for k in range(1, len(SIDES)):
-            total = total + quantizer.spread(tokens[None, BASES[k - 1] : BASES[k]], k - 1)
-            xs.append(network.entries(quantizer.shrink(total, k), k)[0])
-        for layer, block in enumerate(network.blocks):
-            parts = block.ada_lin(c).view(6, -1)
-            for part, run in enumerate((self._attend, self._think)):
-                picks = [self.pick(k, layer, part, x) for k, x in enumerate(xs)]
-                normed = [F.layer_norm(x, x.shape[1:], eps=1e-6) for x in xs]
-                some = [
-                    (y * (1 + parts[2 + part]) + parts[4 + part])[pick]
-                    for y, pick in zip(normed, picks, strict=True)
-                ]
-                outs = [out * parts[part] for out in run(block, layer, some)]
-                for k, (x, pick) in enumerate(zip(xs, picks, strict=True)):
-                    filled = x.new_zeros(x.shape)
-                    if len(pick) < len(x):
-                        filled = area(outs[self.source], len(x))
-                    filled[pick] = outs[k]
-                    xs[k] = x + filled
-        return [network.logits(x[None], c[None])[0] for x in xs]
-
-    def _think(self, block: Any, layer: int, some: list[Tensor]) -> list[Tensor]:
-        return [block.ffn.fc2(F.gelu(block.ffn.fc1(y), approximate="tanh")) for y in some]
-
-    def _attend(self, block: Any, layer: int, some: list[Tensor]) -> list[Tensor]:
-        attn, outs, held, seen = block.attn, [], [torch.zeros(2, 0, 16)] * HEADS, 0
-        for y in some:
-            q, k, v = (y @ attn.mat_qkv.weight.T).view(len(y), 3, HEADS, -1).unbind(1)
-            q, v = q + attn.q_bias.view(HEADS, -1), v + attn.v_bias.view(HEADS, -1)
-            q = F.normalize(q, dim=-1) * attn.scale_mul_1H11.exp().view(HEADS, 1)
-            k, heads, seen = F.normalize(k, dim=-1), [], seen + len(y)
-            for h in range(HEADS):
-                keys, values = torch.cat((held[h], torch.stack((k[:, h], v[:, h]))), 1)
-                heads.append((q[:, h] @ keys.T).softmax(-1) @ values)
-                stay = self.cut(layer, seen, q[:, h], keys)
-                held[h] = torch.stack((keys, values))[:, stay]
-            outs.append(attn.proj(torch.cat(heads, 1)))
-        return outs
+    def __init__(self) -> None:
+        level = torch.arange(len(SIDES)).repeat_interleave(torch.tensor(SIDES) ** 2)
+        super().__init__(model_of("class").model.state_dict(), level)
 
     def agrees(self, made: Generation) -> bool:
         """Whether greedy tokens of all rows, with guidance 3, are those of the logits."""
         for row, tokens in enumerate(made.tokens):
-            ids = (CLASSES[row][0] - V, CLASSES[row + 3][0] - V)
-            pairs = zip(*(self.logits(tokens, condition) for condition in ids), strict=True)
-            for k, (own, other) in enumerate(pairs):
-                guided = other + (1 + 2 * k / 3) * (own - other)
-                if not guided.argmax(-1).equal(tokens[BASES[k] : BASES[k + 1]]):
-                    return False
+            sums = model_of("class")._sums(tokens[None])
+            ids = (PROMPTS["class"][branch][row][0] - N_CODES for branch in (0, 1))
+            if not likeliest(self, *ids, sums, cfg=2.0).equal(tokens):
+                return False
         return True
 
 
-def pruned(policy: FastVAR, seed: int = 0) -> Reference:
+class Pruned(Reference):
     """FastVAR, entry by entry."""
-    first = len(SIDES) - len(policy.keep)
 
-    def pick(k: int, layer: int, part: int, x: Tensor) -> list[int]:
-        if k < first or layer < policy.first_layer:
+    def __init__(self, policy: FastVAR, seed: int = 0) -> None:
+        super().__init__()
+        self.policy, self.seed, self.first = policy, seed, len(SIDES) - len(policy.keep)
+        self.is_computed = torch.ones(BASES[-1], dtype=torch.bool)
+
+    def sees(self, layer: int, q: Tensor, k: Tensor) -> Tensor:
+        return super().sees(layer, q, k) & self.is_computed
+
+    def around(self, layer: int, part: int, x: Tensor, branch: Branch) -> Tensor:
+        """Others take the part's outputs at an earlier scale."""
+        picks = [self.pick(k, layer, part, x[0, self.level == k]) for k in range(len(SIDES))]
+        self.is_computed[:] = False
+        self.is_computed[[BASES[k] + i for k, pick in enumerate(picks) for i in pick]] = True
+        outputs, source = branch(x)[0], self.first - self.policy.cached
+        for k in range(self.first, len(SIDES)):
+            filled = area(outputs[self.level == source], SIDES[k] ** 2)
+            filled[picks[k]] = outputs[self.level == k][picks[k]]
+            outputs[self.level == k] = filled
+        return outputs[None]
+
+    def pick(self, k: int, layer: int, part: int, x: Tensor) -> list[int]:
+        """Numbers of the entries `[n n, W]` of a scale that are computed."""
+        policy = self.policy
+        if k < self.first or layer < policy.first_layer:
             return [*range(len(x))]
         ranks = [float(((entry - x.mean(0)) ** 2).sum()) for entry in x]
         if policy.choose == "random":
             slots = torch.arange(BASES[k], BASES[k + 1])[None]
-            noise = Noise.from_seed([seed], 1)
+            noise = Noise.from_seed([self.seed], 1)
             ranks = noise.uniforms(slots, 1, Stream.CHOICE, 2 * layer + part + 1)[0, :, 0].tolist()
         order = sorted(range(len(x)), key=lambda i: -ranks[i])
-        return sorted(order[: math.ceil(len(x) * policy.keep[k - first])])
-
-    return Reference(pick, first - policy.cached)
+        return sorted(order[: math.ceil(len(x) * policy.keep[k - self.first])])
 
 
 FAST = [
@@ -204,9 +141,9 @@ FAST = [
 @pytest.mark.parametrize("policy", FAST[:3], ids=repr)
 def test_fast_var_is_what_the_paper_says(policy: FastVAR) -> None:
     made = decode(policy, temperature=0.0)
-    assert pruned(policy).agrees(made)
+    assert Pruned(policy).agrees(made)
     wrong = replace(policy, cached=3 - policy.cached)  # planted: filled from another scale
-    assert not pruned(policy).agrees(decode(wrong, temperature=0.0))
+    assert not Pruned(policy).agrees(decode(wrong, temperature=0.0))
     counts = [n * n for n in SIDES]
     for k, share in enumerate(policy.keep, len(SIDES) - len(policy.keep)):
         layers = policy.first_layer, DEPTH - policy.first_layer
@@ -216,17 +153,11 @@ def test_fast_var_is_what_the_paper_says(policy: FastVAR) -> None:
     assert made.stats.exactness == "relaxed"
 
 
-def test_random_entries_are_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_entries_are_by_the_seed() -> None:
     policy = FAST[3]
     one = decode(policy, rows=(0,), temperature=0.0)
-    assert pruned(policy, SEEDS[0]).agrees(one)
-    assert not pruned(policy, SEEDS[1]).agrees(one)
-
-    def draw(self: ScaleFiller, scale: int, rows: Tensor | None, n: int) -> Tensor:
-        return torch.rand(2, n)
-
-    monkeypatch.setattr(ScaleFiller, "_draw", draw)  # planted: by torch's generator
-    assert not pruned(policy, SEEDS[0]).agrees(decode(policy, rows=(0,), temperature=0.0))
+    assert Pruned(policy, SEEDS[0]).agrees(one)
+    assert not Pruned(policy, SEEDS[1]).agrees(one)
 
 
 @pytest.mark.parametrize("kind", ["class", "text"])
@@ -245,16 +176,28 @@ def test_more_scales_than_the_model_has_are_refused() -> None:
             decode(policy)
 
 
-def cut_by(method: ScaleKV) -> Reference:
+class Cut(Reference):
     """ScaleKV, entry by entry, with the budgets of its released tables."""
 
-    def cut(layer: int, seen: int, queries: Tensor, keys: Tensor) -> list[int]:
-        n, total = len(method.drafters), method.budget * DEPTH
-        least = max(int(method.least * method.budget), method.window + 1)
-        count = min(seen, (total - (DEPTH - n) * least) // n)
-        if layer not in method.drafters:
-            count = (total - n * count) // (DEPTH - n)
-        length, side, own = len(keys), math.isqrt(len(queries)), math.isqrt(method.window)
+    def __init__(self, method: ScaleKV) -> None:
+        super().__init__()
+        self.method = method
+
+    def sees(self, layer: int, q: Tensor, k: Tensor) -> Tensor:
+        seen = torch.zeros(*q.shape[:3], q.shape[2], dtype=torch.bool)
+        for head in range(q.shape[1]):
+            held: list[int] = []
+            for low, high in itertools.pairwise(BASES):
+                held += range(low, high)
+                seen[0, head, low:high, held] = True
+                stay = self.cut(layer, high, q[0, head, low:high], k[0, head, held])
+                held = [held[i] for i in stay]
+        return seen
+
+    def cut(self, layer: int, seen: int, queries: Tensor, keys: Tensor) -> list[int]:
+        """Entries of a head that stay after a scale."""
+        method, length = self.method, len(keys)
+        side, own = math.isqrt(len(queries)), math.isqrt(method.window)
         grid = [*range(max(len(queries) - method.window, 0), len(queries))]
         if side >= own:
             middles = [side // own * i + (side // own - 1) // 2 for i in range(own)]
@@ -262,13 +205,7 @@ def cut_by(method: ScaleKV) -> Reference:
         votes = (queries[grid] @ keys.T).softmax(-1).sum(0)
         stay = [length - len(queries) + i for i in grid]
         votes[stay] = 0
-        reach = method.kernel // 2
-        near = [float(votes[max(i - reach, 0) : i + reach + 1].max()) for i in range(length)]
-        first = {*stay, length - 1}
-        order = sorted(range(length), key=lambda i: (i not in first, -near[i], i))
-        return sorted(order[:count])
-
-    return Reference(cut=cut)
+        return keep_scale_kv(method, layer, DEPTH, seen, votes, {*stay, length - 1})
 
 
 SCALE_KV = [
@@ -291,7 +228,7 @@ def test_scale_kv_is_what_the_paper_says(method: ScaleKV, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ScaleCache, "_evict", noted)
     made = decode(NextScale(), method, temperature=0.0)
-    assert cut_by(method).agrees(made) and made.stats.exactness == "relaxed"
+    assert Cut(method).agrees(made) and made.stats.exactness == "relaxed"
     assert "the cached entries that ScaleKV" in made.stats.reference
     assert len(rooms) == len(SIDES)
     assert all(sum(own) <= method.budget * DEPTH for own in rooms)
@@ -300,27 +237,21 @@ def test_scale_kv_is_what_the_paper_says(method: ScaleKV, monkeypatch: pytest.Mo
         {"budget": method.budget + 1},
         {"drafters": tuple({0, 1, 2} - {*method.drafters})},
     ):
-        assert not cut_by(replace(method, **bug)).agrees(made), bug
+        assert not Cut(replace(method, **bug)).agrees(made), bug
 
 
-def test_planted_budget_is_exceeded_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, count = SCALE_KV[0], ScaleKV.count
-    monkeypatch.setattr(ScaleKV, "count", lambda self, layer: count(self, layer) + 1)
-    made = decode(NextScale(), method, temperature=0.0)
-    assert not cut_by(method).agrees(made)
-    monkeypatch.setattr(ScaleKV, "count", count)
-    monkeypatch.setattr(  # the last entries instead of the grid
-        ScaleKV, "observe", lambda self, width: range(max(width - self.window, 0), width)
-    )
-    assert not cut_by(method).agrees(decode(NextScale(), method, temperature=0.0))
+def test_planted_the_last_entries_look_instead_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = lambda self, width: range(max(width - self.window, 0), width)  # noqa: E731
+    monkeypatch.setattr(ScaleKV, "observe", last)
+    assert not Cut(SCALE_KV[0]).agrees(decode(NextScale(), SCALE_KV[0], temperature=0.0))
 
 
 @pytest.mark.parametrize(
     ("depth", "drafters", "rows"),
     [  # seen, and what drafters and others keep in the released tables of a tenth
-        (32, (0, 23), [(921, 920, 632), (1497, 1490, 594), (2521, 2510, 526), (4121, 4100, 420)]),
+        (32, (0, 23), [(921, 920, 632), (4121, 4100, 420)]),
         (32, (0,), [(6425, 6385, 465)]),
-        (40, (0, 1, 2), [(921, 909, 629), (2521, 2463, 503), (4121, 4054, 374)]),
+        (40, (0, 1, 2), [(921, 909, 629), (4121, 4054, 374)]),
     ],
 )
 def test_budgets_are_about_those_that_were_released(
@@ -339,11 +270,11 @@ def methods() -> list[Any]:
     return [make("kv_cache", name, Target(None)) for name in METHODS["kv_cache"]]
 
 
-REDUCED = [(policy, None) for policy in FAST] + [(NextScale(), each) for each in methods()]
-REDUCED.append((FAST[0], SCALE_KV[0]))
+CASES = [(policy, None) for policy in (NextScale(), *FAST)]
+CASES += [(NextScale(), each) for each in methods()] + [(FAST[0], SCALE_KV[0])]
 
 
-@pytest.mark.parametrize(("policy", "method"), every(4, REDUCED), ids=str)
+@pytest.mark.parametrize(("policy", "method"), every(5, CASES), ids=str)
 def test_a_row_is_the_row_alone(policy: Any, method: Any) -> None:
     """Of ragged texts, guided, in a batch and where others go on; what does not go says so."""
     reasons = explain(method, model_of("text"))
@@ -356,10 +287,9 @@ def test_a_row_is_the_row_alone(policy: Any, method: Any) -> None:
         kinds.pop()
     for kind in kinds:
         whole = decode(policy, method, kind)
-        assert whole.stats.exactness == "relaxed"
         finished: list[FinishedRow] = []
         decode(policy, method, kind, batching=ContinuousBatching(2, finished.append))
-        arriving = Arriving([1, 2], lambda rows, kind=kind: prompt_of(kind, rows), 2, 1)
+        arriving = Arriving([1, 2], lambda rows, kind=kind: prompt(kind, rows, SIDES), 2, 1)
         batching = ContinuousBatching(3, finished.append, arriving)
         decode(policy, method, kind, (0,), batching)  # rows at different scales
         assert sorted(each.row for each in finished) == [0, 0, 1, 1, 2, 2]

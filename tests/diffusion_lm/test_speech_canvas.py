@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import (
+    ContinuousBatching,
     EntropyBounded,
     KLStable,
     LayeredParallel,
@@ -19,11 +20,11 @@ from mmaccel import (
     SamplingParams,
     Stepwise,
 )
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import CanvasPass, Prompt
+from mmaccel.errors import ShapeError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.pipelines.hosts.diffusion_lm.speech_canvas import SpeechCanvas
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.state import Canvas
 from mmaccel.tokenizers_vq.frames import CodeFrames
 from tests.fixtures.joints import families
 from tests.fixtures.masked_speech import JointHeads, canvas, joint_canvas
@@ -42,13 +43,14 @@ POLICIES = [
 Patch = pytest.MonkeyPatch
 
 
-def decode(policy: Any, rows: list[int], **options: Any) -> Generation:
+def decode(policy: Any, rows: list[int], batching: Any = None) -> Generation:
     model = canvas(BOOKS, SIZE)
     prompts = [model.to_canvas(TEXTS[k]) for k in rows] + [[model.nothing]] * len(rows)
     prompt = replace(
         make_prompt(prompts, 2),
         slots=torch.tensor([BOOKS * FRAMES[k] for k in rows]),
         layout=CodeFrames(BOOKS),
+        batching=batching,
     )
     made: Generation = policy.sample(
         model,
@@ -56,32 +58,30 @@ def decode(policy: Any, rows: list[int], **options: Any) -> Generation:
         BOOKS * max(FRAMES[k] for k in rows),
         params=SamplingParams(guidance_scale=2.5),
         noise=Noise.from_seed([60 + k for k in rows], len(rows)),
-        **options,
     )
     return made
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_a_row_of_a_ragged_batch_is_the_row_alone(policy: Any) -> None:
-    together = decode(policy, [0, 1, 2])
+    together, queued = decode(policy, [0, 1, 2]), decode(policy, [2, 1, 0], ContinuousBatching(2))
     assert together.lengths.tolist() == [BOOKS * n for n in FRAMES]
     for k in range(3):
         alone = decode(policy, [k])
-        assert together.tokens[k, : BOOKS * FRAMES[k]].tolist() == alone.tokens[0].tolist()
-        assert together.passes[k] == alone.passes[0]
+        for made, row in ((together, k), (queued, 2 - k)):
+            assert made.tokens[row, : BOOKS * FRAMES[k]].tolist() == alone.tokens[0].tolist()
+            assert made.passes[row] == alone.passes[0]
         assert int(alone.tokens.max()) < SIZE - 1  # no mask is left
 
 
-def test_nested_drafts_make_the_plain_loops_codes() -> None:
-    plain, fast = decode(Stepwise(), [0, 1]), decode(LosslessUnmask(4), [0, 1])
-    assert torch.equal(plain.tokens, fast.tokens)
-    assert fast.stats.passes < plain.stats.passes == BOOKS * 5
+@pytest.mark.parametrize("slots", [[7, 12], [0, 1, 2]])
+def test_slots_that_fit_no_rows_are_refused(slots: list[int]) -> None:
+    with pytest.raises(ShapeError, match=r"prompt slots: expected \[3\] of 1 and more"):
+        replace(make_prompt(TEXTS), slots=torch.tensor(slots))
 
 
 def pass_of(model: SpeechCanvas, text: list[int], codes: list[int], n_seen: int) -> Tensor:
     """Logits `[L, V]` of one row whose last slots, after `n_seen`, are left out."""
-    from mmaccel.contracts import CanvasPass
-
     tokens = torch.tensor([text + codes])
     index = torch.arange(tokens.shape[1])[None]
     reads = (index < len(text) + n_seen)[:, None]
@@ -162,28 +162,11 @@ def test_one_code_a_pass_has_the_distribution_of_the_heads(policy: Any) -> None:
     assert p_value(policy) > 1e-4
 
 
-def test_planted_a_head_one_book_off(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    "bug", [lambda logits: logits.roll(1, 2), lambda logits: logits.transpose(1, 2).contiguous()],
+    ids=["a head one book off", "slots book by book"],
+)  # fmt: skip
+def test_a_planted_bug_is_rejected(bug: Any, monkeypatch: Patch) -> None:
     own = JointHeads.logits
-    monkeypatch.setattr(JointHeads, "logits", lambda self, states: own(self, states).roll(1, 2))
-    assert p_value(Stepwise()) < 1e-4
-
-
-def test_planted_slots_book_by_book(monkeypatch: Patch) -> None:
-    own = JointHeads.logits
-    monkeypatch.setattr(
-        JointHeads, "logits", lambda self, s: own(self, s).transpose(1, 2).contiguous()
-    )
-    assert p_value(Stepwise()) < 1e-4
-
-
-def test_planted_a_slot_unmasked_twice(monkeypatch: Patch) -> None:
-    """The second time with the token of the slot that is unmasked with it."""
-    own = Canvas.commit
-
-    def twice(self: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
-        again = chosen.roll(1, 1) & self.is_committed
-        self.tokens = torch.where(again, tokens.roll(1, 1), self.tokens)
-        return own(self, chosen, tokens)
-
-    monkeypatch.setattr(Canvas, "commit", twice)
+    monkeypatch.setattr(JointHeads, "logits", lambda self, states: bug(own(self, states)))
     assert p_value(Stepwise()) < 1e-4

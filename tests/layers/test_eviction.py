@@ -28,6 +28,7 @@ from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.results import Generation
 from tests.fixtures.lanes import every, fast_first
+from tests.fixtures.next_scale import keep_scale_kv
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.masked_model import greedy_rows, list_full
@@ -393,20 +394,13 @@ def plan_linekv(prompt: Prompt, method: Any) -> Plans:
 
 
 def plan_scale_kv(prompt: Prompt, method: Any) -> Plans:
-    """In a text, whose last entries are the grid: drafters first, the others share the rest. The
-    largest votes of neighbours tie: earlier entries stay.
-    """
-    n, depth, length = len(method.drafters), prompt.depth, prompt.length
-    least = max(int(method.least * method.budget), method.window + 1)
-    count = min(length, (method.budget * depth - (depth - n) * least) // n)
-    if prompt.index not in method.drafters:
-        count = (method.budget * depth - n * count) // (depth - n)
-    end, reach, found = max(length - method.window, 0), method.kernel // 2, []
+    """In a text, whose last entries are the grid."""
+    length, found = prompt.length, []
+    end = max(length - method.window, 0)
     for votes in prompt.votes(end):
         votes[end:] = 0
-        near = [float(votes[max(i - reach, 0) : i + reach + 1].max()) for i in range(length)]
-        order = sorted(range(length), key=lambda i: (i < end, -near[i], i))
-        found.append(sorted(order[:count]))
+        last = {*range(end, length)}
+        found.append(keep_scale_kv(method, prompt.index, prompt.depth, length, votes, last))
     return found
 
 

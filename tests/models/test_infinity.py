@@ -14,7 +14,6 @@ import torch
 from einops import rearrange
 from torch.nn import functional as F
 
-import mmaccel
 from mmaccel import TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.sources import content_hash
@@ -62,9 +61,7 @@ def test_logits_are_those_of_the_published_network(pipe: TextToImage) -> None:
 
 def test_a_pass_draws_the_bits_of_a_scale(pipe: TextToImage) -> None:
     made = pipe(CAPTIONS, seed=[1, 2, 3], negative_prompt=[None, "blue", None])
-    plain = pipe(CAPTIONS[1], seed=2, negative_prompt="blue", policy=mmaccel.Stepwise())
-    assert made.tokens[1:2].equal(plain.tokens) and made.tokens.unique().tolist() == [0, 1]
-    assert (made.stats.row_passes, plain.stats.row_passes) == (9, 21 * BITS)
+    assert made.tokens.unique().tolist() == [0, 1] and made.stats.row_passes == 9
     assert made.stats.positions == 3 * 2 * 21 and [i.size for i in made.images] == [SIZE] * 3
     assert not made.tokens[1].equal(pipe(CAPTIONS[1], seed=2).tokens[0])
     wide = pipe.resize((64, 48))(CAPTIONS[0], seed=1)
@@ -72,7 +69,7 @@ def test_a_pass_draws_the_bits_of_a_scale(pipe: TextToImage) -> None:
     assert wide.tokens.shape == (1, (1 + 4 + 12) * BITS)
 
 
-def test_a_guidance_of_each_scale(pipe: TextToImage) -> None:
+def test_a_guidance_of_each_scale() -> None:
     layout = BitScales((2, 3, 4), (0.0, 0.5, 1.0))
     shares = layout.guidance_share(torch.arange(9)[None])
     assert shares.tolist() == [[0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1]]

@@ -11,40 +11,37 @@ from mmaccel import TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleConfig
 from mmaccel.pipelines.models.var import load_tokenizer
-from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer
 from mmaccel.tokenizers_vq.multi_scale_vqgan import MultiScaleVQGAN
 from mmaccel.tokenizers_vq.vqgan import VQGANConfig
 from tests.fixtures.var import (
     CODE,
     LENGTHS,
+    LEVEL,
+    N_CLASSES,
     N_CODES,
     SIDES,
+    Blocks,
     build_vae,
     build_var,
-    draw,
-    find_codes,
     find_logits,
-    find_phi,
+    likeliest,
+    read_shapes,
     save_var,
     to_published,
 )
 
-PUBLISHED = {  # vae_ch160v4096z32.pth: some names of every kind, with their shapes
-    "encoder.conv_in.weight": (160, 3, 3, 3),
-    "encoder.down.3.downsample.conv.weight": (320, 320, 3, 3),
-    "encoder.down.4.block.0.nin_shortcut.weight": (640, 320, 1, 1),
-    "encoder.down.4.attn.1.qkv.weight": (1920, 640, 1, 1),
-    "encoder.mid.attn_1.qkv.bias": (1920,),
-    "encoder.conv_out.weight": (32, 640, 3, 3),
-    "decoder.conv_in.weight": (640, 32, 3, 3),
-    "decoder.up.0.block.2.norm1.weight": (160,),
-    "decoder.up.3.block.0.nin_shortcut.weight": (320, 640, 1, 1),
-    "decoder.up.4.attn.1.proj_out.weight": (640, 640, 1, 1),
-    "decoder.up.4.upsample.conv.weight": (640, 640, 3, 3),
-    "quantize.quant_resi.qresi_ls.3.weight": (32, 32, 3, 3),
-    "quantize.embedding.weight": (4096, 32),
-    "post_quant_conv.weight": (32, 32, 3, 3),
-}
+# vae_ch160v4096z32.pth: some names of every kind, with their shapes
+PUBLISHED = """
+encoder.conv_in.weight 160 3 3 3 | encoder.down.3.downsample.conv.weight 320 320 3 3
+encoder.down.4.block.0.nin_shortcut.weight 640 320 1 1
+encoder.down.4.attn.1.qkv.weight 1920 640 1 1
+encoder.mid.attn_1.qkv.bias 1920 | encoder.conv_out.weight 32 640 3 3
+decoder.conv_in.weight 640 32 3 3 | decoder.up.0.block.2.norm1.weight 160
+decoder.up.3.block.0.nin_shortcut.weight 320 640 1 1
+decoder.up.4.attn.1.proj_out.weight 640 640 1 1 | decoder.up.4.upsample.conv.weight 640 640 3 3
+quantize.quant_resi.qresi_ls.3.weight 32 32 3 3 | quantize.embedding.weight 4096 32
+post_quant_conv.weight 32 32 3 3
+"""
 COUNT = 108_948_355  # its numbers
 
 
@@ -56,31 +53,25 @@ def test_names_and_shapes_are_those_of_the_published_tokenizer() -> None:
     sizes = VQGANConfig(channels=160, z_channels=32, n_codes=4096, code_width=32, code_kernel=3)
     with torch.device("meta"):
         state = to_published(MultiScaleVQGAN(sizes, (1, 2)).state_dict())
-    assert {name: tuple(state[name].shape) for name in PUBLISHED} == PUBLISHED
+    for name, shape in read_shapes(PUBLISHED).items():
+        assert tuple(state[name].shape) == shape, name
     state.pop("quantize.ema_vocab_hit_SV")
     assert sum(tensor.numel() for tensor in state.values()) == COUNT
 
 
 def test_codes_are_read_as_published() -> None:
+    """Of latents they are those of a `MultiScaleQuantizer`."""
     vae = build_vae()
     network = NextScaleConfig(sides=SIDES, n_codes=N_CODES, code_width=CODE)
     tokenizer = load_tokenizer(vae, network)
-    state = tokenizer.state_dict()
-    again = to_published(state)
+    again = to_published(tokenizer.state_dict())
     assert all(torch.equal(again[name], tensor) for name, tensor in vae.items())
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         latents = tokenizer.quant_conv(tokenizer.encoder(images * 2 - 1))
     codes = tokenizer.encode(images)
     assert len(codes.unique()) > 3
-    assert torch.equal(codes, find_codes(vae, latents))
-
-
-@pytest.mark.parametrize("n_scales", [4, 10, 14])
-def test_scales_have_the_published_convolutions(n_scales: int) -> None:
-    """Of ten scales, two are as near to one as to another."""
-    made = MultiScaleQuantizer(range(1, n_scales + 1), 2, 1)
-    assert made._phi_of == find_phi(n_scales)
+    assert torch.equal(codes, tokenizer.quantize.encode(latents))
 
 
 @pytest.mark.parametrize(("is_shared", "has_unit_keys"), [(False, True), (True, False)])
@@ -91,20 +82,22 @@ def test_logits_are_as_published(tmp_path: Path, is_shared: bool, has_unit_keys:
     sums = torch.randn(2, sum(LENGTHS) - 1, CODE, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         logits = network(labels[:, None], torch.ones(2, 1, dtype=torch.bool), sums)
-    expected = find_logits(weights, labels, sums)
+    expected = find_logits(Blocks(weights, LEVEL), labels, sums)
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
 def test_tokens_are_drawn_as_published(tmp_path: Path) -> None:
-    weights, vae = build_var(), build_vae()
-    pipe = open_var(tmp_path, weights=weights, vae=vae)
+    weights = build_var()
+    pipe = open_var(tmp_path, weights=weights)
     made = pipe(["3", "1"], temperature=0.0, top_k=None, top_p=None, seed=[1, 2])
     assert made.stats.passes == len(SIDES)
-    expected = draw(weights, vae, torch.tensor([3, 1]), cfg=1.5)
-    assert len(expected.unique()) > 3
-    assert torch.equal(made.tokens, expected)
-    assert not torch.equal(expected, draw(weights, vae, torch.tensor([3, 1]), cfg=0.0))
+    assert len(made.tokens.unique()) > 3
+    blocks, window = Blocks(weights, LEVEL), pipe.prompted_model.window
+    for label, tokens in zip((3, 1), made.tokens, strict=True):
+        sums = window._sums(tokens[None])
+        assert torch.equal(tokens, likeliest(blocks, label, N_CLASSES, sums, cfg=1.5))
+        assert not torch.equal(tokens, likeliest(blocks, label, N_CLASSES, sums, cfg=0.0))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

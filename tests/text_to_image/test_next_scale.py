@@ -35,13 +35,12 @@ def test_a_call_draws_scale_by_scale(folder: Path) -> None:
         ({"height": 24}, "size: expected 12x12, the only one"),
         ({"policy": "jacobi"}, "policy: .* it is for a window"),
         ({"attention": "quest"}, "attention: expected .* leave attention out"),
-        ({"prompt": "a " * 13}, "prompt: expected at most 12 words, received 13"),
         ({"prompt": "a red dog"}, "prompt: expected words the model knows, received 'dog'"),
     ):
         with pytest.raises(MMAccelError, match=message):
             pipe(**{"prompt": CAPTIONS[0]} | wrong)
-    for option in ({"device_map": "auto"}, {"fused": True}, {"compile": True}):
-        with pytest.raises(MMAccelError, match="expected .* give device=|expected .* leave"):
+    for option in ({"fused": True}, {"compile": True}):
+        with pytest.raises(MMAccelError, match="expected .* leave"):
             TextToImage.from_pretrained(folder, **option)(CAPTIONS[0])
 
 

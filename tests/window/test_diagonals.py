@@ -59,14 +59,8 @@ def published(model: Any, n_layers: int) -> dict[str, Tensor]:
 
 
 def write(folder: Path, model: Any, n_layers: int = 2, **changes: Any) -> str:
-    """Two files and an index, as the authors' code writes large ones."""
-    tensors = published(model, n_layers)
-    parts = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(tensors)}
-    for part in set(parts.values()):
-        of_part = {name: tensors[name].clone() for name in tensors if parts[name] == part}
-        save_file(of_part, folder / part)
-    index = json.dumps({"weight_map": parts})
-    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    """A checkpoint in the authors' layout."""
+    save_file(published(model, n_layers), folder / "model.safetensors")
     names = (
         "hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim rms_norm_eps"
