@@ -22,15 +22,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.checks import one_of, within
 from mmaccel.model_parts import Around
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.hosts.next_scale.network import (
     Block,
     NextScaleConfig,
     NextScaleTransformer,
     take,
 )
+from mmaccel.pipelines.hosts.next_scale.text_model import Key, TextScaleModel
 
 _SPAN = 128  # positions an axis of the table that "resized" angles are read from
 
@@ -148,6 +151,7 @@ class CrossTransformer(NextScaleTransformer):
     def resize(self, grids: tuple[tuple[int, int], ...], grid: tuple[int, int]) -> Self:
         """A copy for other scales; it shares the weights."""
         resized = copy(self)
+        vars(resized).pop("forward", None)  # accelerate's, which runs the one it was made for
         rows, columns = zip(*grids, strict=True)
         changed: dict[str, Any] = {"sides": rows, "columns": columns, "grid": grid}
         resized.config = replace(self.config, **changed)
@@ -192,3 +196,26 @@ class CrossTransformer(NextScaleTransformer):
         """Logits `[R, E d, V]` float32, V = 2, of entries `[R, E, W]`."""
         of_entries = super().logits(x, condition)
         return of_entries.unflatten(-1, (-1, self.config.n_codes)).flatten(1, 2)
+
+
+class CrossModel(TextScaleModel):
+    """Of a text it knows what `CrossTransformer.read` says. As many `nothing` as a text has ids
+    stand for no text.
+    """
+
+    model: CrossTransformer
+
+    def tell(self, ids: Tensor, is_real: Tensor) -> tuple[Any, Tensor]:
+        pooled, states = zip(*self.texts(ids, is_real), strict=True)
+        padded = pad_sequence(states, batch_first=True)
+        index = torch.arange(padded.shape[1], device=ids.device)
+        is_text = (index < is_real.sum(1)[:, None])[:, None, None]
+        return Text(torch.stack(pooled), padded, is_text), torch.ones_like(is_real[:, :1])
+
+    def encode(self, key: Key) -> tuple[Tensor, Tensor]:
+        if key[0] == self.nothing:
+            features = self.model.cfg_uncond[: len(key)]
+        else:
+            ids = torch.tensor([key], device=ready(self.encoder), dtype=torch.int64)
+            features = self.encoder(input_ids=ids).last_hidden_state[0]
+        return self.model.read(features.to(ready(self.model), self.dtype))
