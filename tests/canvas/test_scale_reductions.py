@@ -37,7 +37,7 @@ from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.pipelines.hosts.next_scale.network import NextScaleConfig, NextScaleTransformer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.fast_var import ScaleFiller
+from mmaccel.samplers.canvas.fast_var import ScaleFiller, resize
 from mmaccel.samplers.noise import Stream
 from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer, Scales
 from tests.fixtures.arriving import Arriving
@@ -271,6 +271,17 @@ def cut_by(method: ScaleKV) -> Reference:
     return Reference(cut=cut)
 
 
+def test_scales_that_are_no_squares() -> None:
+    """What others take over has the place that it had, and a grid has the middle of each part."""
+    two = torch.arange(6.0).view(1, 6, 1)
+    wide = resize(two, (2, 3), (4, 6)).view(4, 6)
+    assert all(wide[r, c] == r // 2 * 3 + c // 2 for r in range(4) for c in range(6))
+    assert resize(wide.view(1, 24, 1), (4, 6), (2, 3)).equal(two)
+    method = ScaleKV(window=4)
+    assert list(method.observe(3, 7)) == [0 * 7 + 1, 0 * 7 + 4, 1 * 7 + 1, 1 * 7 + 4]
+    assert list(method.observe(1, 9)) == [5, 6, 7, 8]
+
+
 SCALE_KV = [
     ScaleKV(budget=12, window=4, kernel=3, least=0.6),
     ScaleKV(budget=6, window=1, drafters=(1,), least=0.5),
@@ -310,7 +321,7 @@ def test_planted_budget_is_exceeded_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert not cut_by(method).agrees(made)
     monkeypatch.setattr(ScaleKV, "count", count)
     monkeypatch.setattr(  # the last entries instead of the grid
-        ScaleKV, "observe", lambda self, width: range(max(width - self.window, 0), width)
+        ScaleKV, "observe", lambda self, h, w: range(max(h * w - self.window, 0), h * w)
     )
     assert not cut_by(method).agrees(decode(NextScale(), method, temperature=0.0))
 
@@ -333,6 +344,8 @@ def test_budgets_are_about_those_that_were_released(
         for index, expected in ((drafters[0], most), (depth - 1, least)):
             layer = CachedLayer(index, depth, states, states, length, states, 1.0, seen=length)
             assert int(method.count(layer)) == pytest.approx(expected, rel=0.03)
+            twice = ScaleKV(drafters=(*drafters, *drafters, depth))  # a layer of the model, once
+            assert twice.count(layer).equal(method.count(layer))
 
 
 def methods() -> list[Any]:

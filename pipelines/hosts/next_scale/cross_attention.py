@@ -129,7 +129,6 @@ class CrossTransformer(NextScaleTransformer):
     def __init__(self, config: CrossConfig) -> None:
         super().__init__(config)
         width, features = config.width, config.n_features
-        self._set_lengths()
         del self.class_emb
         self.lvl_embed = nn.Embedding(config.n_levels, width)
         self.blocks = nn.ModuleList(CrossBlock(config, layer) for layer in range(config.depth))
@@ -144,9 +143,9 @@ class CrossTransformer(NextScaleTransformer):
             nn.Linear(features, width), nn.GELU("tanh"), nn.Linear(width, width)
         )
 
-    def _set_lengths(self) -> None:
-        sides, columns = self.config.sides, self.config.columns
-        self.lengths = [h * w for h, w in zip(sides, columns, strict=True)]
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.config.sides, self.config.columns, strict=True))
 
     def resize(self, grids: tuple[tuple[int, int], ...], grid: tuple[int, int]) -> Self:
         """A copy for other scales; it shares the weights."""
@@ -155,7 +154,6 @@ class CrossTransformer(NextScaleTransformer):
         rows, columns = zip(*grids, strict=True)
         changed: dict[str, Any] = {"sides": rows, "columns": columns, "grid": grid}
         resized.config = replace(self.config, **changed)
-        resized._set_lengths()
         return resized
 
     def read(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +170,7 @@ class CrossTransformer(NextScaleTransformer):
         return (shared, ids), ids.pooled
 
     def turns(self, scale: int) -> Tensor | None:
-        h, w = self.config.sides[scale], self.config.columns[scale]
+        h, w = self.grids[scale]
         rows, columns = self._axis(h, 0), self._axis(w, 1)  # [2, h or w, D / 4]
         rows = rows[:, :, None].expand(-1, -1, w, -1)
         half = torch.cat((rows, columns[:, None].expand(-1, h, -1, -1)), -1)
