@@ -206,6 +206,11 @@ class NextScaleTransformer(nn.Module):
                 f"width: expected a multiple of {parts}, by {config.n_heads} heads of "
                 f"{config.positions} positions, received {width}; give another width"
             )
+        if config.sides[:1] != (1,):
+            raise ShapeError(
+                f"sides: expected scales of which the first has one entry, that of the prompt, "
+                f"received {list(config.sides)}; begin with 1"
+            )
         self.word_embed = nn.Linear(config.code_width, width)
         self.class_emb = nn.Embedding(config.n_conditions, width)
         self.lvl_embed = nn.Embedding(len(config.sides), width)
