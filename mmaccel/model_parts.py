@@ -131,7 +131,13 @@ class CanvasDrafts(ABC):
 
 
 class ScalePasses(ABC):
-    """Of a `Denoiser` with `lengths`: passes over one scale, whose entries are final ("scales")."""
+    """Of a `Denoiser` with `lengths`: passes over one scale, whose entries are final ("scales").
+
+    Attributes:
+        grids: rows and columns of each scale's entries.
+    """
+
+    grids: tuple[tuple[int, int], ...]
 
     @abstractmethod
     def begin(self, prompt: Prompt) -> None:

@@ -20,7 +20,8 @@ class ClassPrompts(PromptedModel):
     def encode(self, text: str) -> list[int]:
         """The id of a class label."""
         number = str(text).strip()
-        if not number.isdecimal() or int(number) >= self.n_classes:
+        is_short = number.isdecimal() and len(number) < 10  # Python reads no number of any length
+        if not is_short or int(number) >= self.n_classes:
             raise OptionError(
                 f"prompt: expected the number of a class, 0..{self.n_classes - 1} (ImageNet's "
                 f"order), received {show(text)}; write for example 207"

@@ -101,7 +101,7 @@ class HartImages(ScaleImages):
     def __init__(self, window: HybridModel, tokenizer: MultiScaleVQGAN, words: Any) -> None:
         super().__init__(window, tokenizer)
         self.layout = HybridScales(tokenizer.quantize.sides, window.vocab_size)
-        self.words, self.encoder = words, window.reader.model
+        self.words, self.encoder = words, window.encoder
 
     @property
     def reader(self) -> Any:
@@ -125,8 +125,7 @@ class HartImages(ScaleImages):
         self, encoded: Sequence[Any], guided: bool, negatives: Sequence[Any | None] | None
     ) -> Prompt:
         """The id behind those of the text encoder stands for no text."""
-        nothing = [self.window.model.config.n_conditions - 1]
-        others = [ids or nothing for ids in negatives or [None] * len(encoded)]
+        others = [ids or [self.window.nothing] for ids in negatives or [None] * len(encoded)]
         first = self.window.vocab_size
         rows = [[first + i for i in ids] for ids in [*encoded, *others * guided]]
         return stack_rows(rows, 1 + guided, self.layout, self.window.device)

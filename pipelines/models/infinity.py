@@ -37,8 +37,11 @@ from mmaccel.pipelines.hosts.loading.checkpoint import (
     shape_of,
 )
 from mmaccel.pipelines.hosts.loading.moving import move_module, ready
-from mmaccel.pipelines.hosts.next_scale.cross_attention import CrossConfig, CrossTransformer
-from mmaccel.pipelines.hosts.next_scale.text_model import TextScaleModel
+from mmaccel.pipelines.hosts.next_scale.cross_attention import (
+    CrossConfig,
+    CrossModel,
+    CrossTransformer,
+)
 from mmaccel.pipelines.models.llamagen.text_to_image import find_file, find_t5
 from mmaccel.pipelines.models.t5 import read_ids
 from mmaccel.pipelines.text_to_image.model import ImageModel, stack_rows
@@ -86,9 +89,9 @@ class InfinityImages(ImageModel):
     examples = ("a photo of a red fox in the snow",)
     params = SamplingParams(guidance_scale=4.0, temperature=0.5, top_p=0.97)
     float32_parts = ("tokenizer",)
-    window: TextScaleModel
+    window: CrossModel
 
-    def __init__(self, window: TextScaleModel, tokenizer: BitwiseTokenizer, words: Any) -> None:
+    def __init__(self, window: CrossModel, tokenizer: BitwiseTokenizer, words: Any) -> None:
         rows, columns = tokenizer.grid
         step = tokenizer.step
         super().__init__(window, BitScales(window.lengths), (columns * step, rows * step))
@@ -105,7 +108,7 @@ class InfinityImages(ImageModel):
         scales, whole = find_scales(size)
         tokenizer = self.tokenizer.resize(scales)
         network = self.window.model.resize(scales, whole)
-        window = TextScaleModel(network, tokenizer.quantizer, self.encoder)
+        window = CrossModel(network, tokenizer.quantizer, self.encoder)
         InfinityImages.__init__(self, window, tokenizer, self.words)
 
     def encode(self, text: str) -> list[int]:
@@ -162,7 +165,7 @@ def load_infinity(source: Path, load_config: LoadConfig) -> InfinityImages:
         )
     move_module(network, load_config.device, load_config.dtype)
     tokenizer.to(load_config.device)
-    return InfinityImages(TextScaleModel(network, tokenizer.quantizer, encoder), tokenizer, words)
+    return InfinityImages(CrossModel(network, tokenizer.quantizer, encoder), tokenizer, words)
 
 
 def load_network(

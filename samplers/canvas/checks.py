@@ -78,6 +78,11 @@ def check_model(model: Any) -> None:
 
 
 def _check_blocks(model: Denoiser, prompt: Prompt, length: int, block: int | None) -> None:
+    if model.lengths is not None and length != sum(model.lengths):
+        raise OptionError(
+            f"length: expected {sum(model.lengths)} slots, as many as the model's scales have, "
+            f"received {length}; ask for those"
+        )
     if model.block is None:
         if block is not None and length % block and block < length:
             raise OptionError(

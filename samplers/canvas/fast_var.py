@@ -9,7 +9,7 @@ those for Infinity are ``keep=(0.6, 0.5)`` and ``first_layer=3``.
 
 Departures: for Infinity the released code leaves out the two scales behind the pruned ones, and
 prunes nothing in the last four layers of 32; here every scale is drawn, and every layer from
-`first_layer` on is pruned. Scales are square.
+`first_layer` on is pruned.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class ScaleFiller:
     def __init__(self, policy: FastVAR, run: CanvasRun) -> None:
         self._policy, self._noise = policy, run.noise
         self._lengths: tuple[int, ...] = run.model_pass.model.lengths or ()
+        self._grids: tuple[tuple[int, int], ...] = run.model_pass.scales.grids  # type: ignore[attr-defined]
         self._shape = run.model_pass.columns.branches, len(run.canvas.tokens)
         self._first = len(self._lengths) - len(policy.keep)
         # of a part `[G, B, E, W]`; a row's own is written before it is read
@@ -110,7 +111,8 @@ class ScaleFiller:
             self._counts.append(n_kept)
             rank = self._draw(scale, rows, n) if policy.choose == "random" else distance(x)
             index = rank.topk(n_kept, dim=1).indices.sort(1).values  # [R, m]
-            out = resize(self._outputs[part][:, at].flatten(0, 1), n)
+            grids = self._grids[self._first - policy.cached], self._grids[scale]
+            out = resize(self._outputs[part][:, at].flatten(0, 1), *grids)
             return out.scatter(1, index[..., None].expand(-1, -1, x.shape[2]), branch(x, index))
 
         return compute
@@ -137,8 +139,6 @@ def distance(x: Tensor) -> Tensor:
     return (x - x.mean(1, keepdim=True)).square().sum(-1)
 
 
-def resize(outputs: Tensor, n: int) -> Tensor:
-    """Outputs `[R, E, W]` of a square scale for one of n entries, by areas, `[R, n, W]`."""
-    side, own = math.isqrt(n), math.isqrt(outputs.shape[1])
-    grid = outputs.mT.unflatten(2, (own, own))
-    return interpolate(grid, size=(side, side), mode="area").flatten(2).mT
+def resize(outputs: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Outputs `[R, E, W]` of a scale of rows and columns `grid` for one of `size`, by areas."""
+    return interpolate(outputs.mT.unflatten(2, grid), size=size, mode="area").flatten(2).mT

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import NextScale, Noise, SamplingParams, Stepwise
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
@@ -86,6 +86,17 @@ def test_half_precision_has_its_numbers_in_the_cache() -> None:
     made = decode("text", model=model)
     assert model.dtype == torch.bfloat16 and model._cache.keys[0].dtype == torch.bfloat16
     assert made.stats.dtype == "bfloat16" and (made.tokens < N_CODES).all()
+
+
+def test_what_does_not_fit_the_scales_is_refused_before_a_pass() -> None:
+    noise, params = Noise.from_seed(0, 3), SamplingParams(guidance_scale=2.0)
+    for policy in (NextScale(), Stepwise()):
+        for length in (N_SLOTS - 1, N_SLOTS + 1):
+            with pytest.raises(OptionError, match=f"length: expected 14 slots.*received {length}"):
+                policy.sample(build(), prompt(), length, params=params, noise=noise)
+    for sides in ((2, 3), ()):
+        with pytest.raises(ShapeError, match=r"sides: expected .*; begin with 1"):
+            network("class", sides=sides)
 
 
 def test_a_model_of_one_scale_is_refused() -> None:

@@ -35,6 +35,7 @@ from mmaccel.pipelines.hosts.next_scale.cache import ScaleCache
 from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.results import Generation
+from mmaccel.samplers.canvas.fast_var import resize
 from mmaccel.samplers.noise import Stream
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.lanes import every
@@ -208,6 +209,17 @@ class Cut(Reference):
         return keep_scale_kv(method, layer, DEPTH, seen, votes, {*stay, length - 1})
 
 
+def test_scales_that_are_no_squares() -> None:
+    """What others take over has the place that it had, and a grid has the middle of each part."""
+    two = torch.arange(6.0).view(1, 6, 1)
+    wide = resize(two, (2, 3), (4, 6)).view(4, 6)
+    assert all(wide[r, c] == r // 2 * 3 + c // 2 for r in range(4) for c in range(6))
+    assert resize(wide.view(1, 24, 1), (4, 6), (2, 3)).equal(two)
+    method = ScaleKV(window=4)
+    assert list(method.observe(3, 7)) == [0 * 7 + 1, 0 * 7 + 4, 1 * 7 + 1, 1 * 7 + 4]
+    assert list(method.observe(1, 9)) == [5, 6, 7, 8]
+
+
 SCALE_KV = [
     ScaleKV(budget=12, window=4, kernel=3, least=0.6),
     ScaleKV(budget=6, window=1, drafters=(1,), least=0.5),
@@ -241,8 +253,9 @@ def test_scale_kv_is_what_the_paper_says(method: ScaleKV, monkeypatch: pytest.Mo
 
 
 def test_planted_the_last_entries_look_instead_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    last = lambda self, width: range(max(width - self.window, 0), width)  # noqa: E731
-    monkeypatch.setattr(ScaleKV, "observe", last)
+    monkeypatch.setattr(
+        ScaleKV, "observe", lambda self, h, w: range(max(h * w - self.window, 0), h * w)
+    )
     assert not Cut(SCALE_KV[0]).agrees(decode(NextScale(), SCALE_KV[0], temperature=0.0))
 
 
@@ -264,6 +277,8 @@ def test_budgets_are_about_those_that_were_released(
         for index, expected in ((drafters[0], most), (depth - 1, least)):
             layer = CachedLayer(index, depth, states, states, length, states, 1.0, seen=length)
             assert int(method.count(layer)) == pytest.approx(expected, rel=0.03)
+            twice = ScaleKV(drafters=(*drafters, *drafters, depth))  # a layer of the model, once
+            assert twice.count(layer).equal(method.count(layer))
 
 
 def methods() -> list[Any]:

@@ -18,6 +18,7 @@ from mmaccel import TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.pipelines.models.infinity import find_scales, load_network
+from mmaccel.samplers.canvas import fast_var
 from mmaccel.tokenizers_vq.bitwise import BitScales, BitwiseQuantizer
 from tests.fixtures.checkpoints import CAPTIONS, SIZES
 from tests.fixtures.infinity import BITS, draw_weights, logits_of, shapes
@@ -67,6 +68,42 @@ def test_a_pass_draws_the_bits_of_a_scale(pipe: TextToImage) -> None:
     wide = pipe.resize((64, 48))(CAPTIONS[0], seed=1)
     assert wide.images[0].size == (64, 48) and pipe.size == SIZE
     assert wide.tokens.shape == (1, (1 + 4 + 12) * BITS)
+
+
+@pytest.mark.parametrize("size", [(64, 80), (160, 80)])
+def test_reductions_of_images_that_are_no_squares(
+    pipe: TextToImage, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: set[Any] = set()
+    fill = fast_var.resize
+    monkeypatch.setattr(fast_var, "resize", lambda x, *two: grids.add(two) or fill(x, *two))
+    resized = pipe.resize(size)
+    scales = find_scales(size)[0]
+    h, w = scales[-1]
+    made = resized(CAPTIONS, seed=[1, 2, 3], policy=mmaccel.FastVAR((0.5,)))
+    counts = [rows * columns for rows, columns in scales[:-1]]
+    assert made.stats.positions == 3 * 2 * (sum(counts) + math.ceil(h * w / 2))
+    assert grids == {scales[-2:]}
+    method = mmaccel.ScaleKV(budget=8, window=4)
+    cut = resized(CAPTIONS, seed=[1, 2, 3], kv_cache=method)
+    assert cut.stats.exactness == "relaxed"
+    for row, text in enumerate(CAPTIONS):
+        alone = resized(text, seed=row + 1, kv_cache=method)
+        assert alone.tokens[0].equal(cut.tokens[row])
+        alone = resized(text, seed=row + 1, policy=mmaccel.FastVAR((0.5,)))
+        assert alone.tokens[0].equal(made.tokens[row])
+
+
+def test_a_size_after_offloading_is_drawn_by_its_own_network(pipe: TextToImage) -> None:
+    """accelerate's hook gives a network a `forward` of its own, which copies must not have."""
+    accelerate = pytest.importorskip("accelerate")
+    policy = mmaccel.LosslessUnmask()
+    expected = pipe.resize((48, 64))("blue cat", seed=1, policy=policy).tokens
+    network = pipe.image_model.window.model
+    accelerate.cpu_offload_with_hook(network, torch.device("cpu"))
+    made = pipe.resize((48, 64))("blue cat", seed=1, policy=policy).tokens
+    accelerate.hooks.remove_hook_from_module(network)
+    assert made.equal(expected)
 
 
 def test_a_guidance_of_each_scale() -> None:

@@ -104,6 +104,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pipe = open_var(tmp_path)
     with pytest.raises(OptionError, match=r"prompt: expected the number of a class, 0\.\.4"):
         pipe("5")
+    with pytest.raises(OptionError, match="received '99999999"):
+        pipe("9" * 5000)
     vae = build_vae()
     vae["quantize.embedding.weight"] = torch.zeros(N_CODES + 1, CODE)
     with pytest.raises(UnsupportedModelError, match="expected a tokenizer of 12 codes of width 6"):

@@ -115,7 +115,7 @@ class ToyScales(ReferenceDenoiser, ScalePasses):
     the first one alone.
     """
 
-    lengths = (1, 4)
+    lengths, grids = (1, 4), ((1, 1), (2, 2))
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(2)

@@ -235,9 +235,9 @@ class CacheMethod(KVCacheMethod, ABC):
     def observed(self) -> int:
         return 0
 
-    def observe(self, width: int) -> Sequence[int]:
-        """Of the entries of a scale, 0 to width - 1, those whose queries are looked at."""
-        return range(max(width - self.observed, 0), width)
+    def observe(self, rows: int, columns: int) -> Sequence[int]:
+        """Of the entries of a scale, in raster order, those whose queries are looked at."""
+        return range(max(rows * columns - self.observed, 0), rows * columns)
 
     @property
     def repeated(self) -> int:

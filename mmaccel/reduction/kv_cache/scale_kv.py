@@ -7,14 +7,16 @@ votes with its attention for the others and stays; the largest vote of `kernel` 
 Departures: which layers are drafters is given, not measured by the paper's attention selectivity
 index, and is the same at every scale. Counts follow from the released tables' rule, whose numbers
 they meet within 3 % (the last scale of Infinity-8B: within 10). Votes are attention weights, where
-the released code adds up products of queries and keys. A row's last entry stays. In a text, which
-has no scales, the last entries are the grid.
+the released code adds up products of queries and keys. A row's last entry stays. Scales that are no
+squares have a grid too, where it takes the last entries; in a text, which has no scales, and where
+some of a scale's entries are left out, those are the grid here as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isqrt
 
 import torch
@@ -55,17 +57,18 @@ class ScaleKV(CacheMethod):
     def n_recent(self) -> int:
         return 1
 
-    def observe(self, width: int) -> Sequence[int]:
-        """The entries in the middle of equal squares; the last ones where they form no grid."""
-        side, n = isqrt(width), isqrt(self.window)
-        if side * side != width or n * n != self.window or side < n:
-            return super().observe(width)
-        middles = [i * (side // n) + (side // n - 1) // 2 for i in range(n)]
-        return [row * side + column for row in middles for column in middles]
+    def observe(self, rows: int, columns: int) -> Sequence[int]:
+        """The entries in the middle of equal parts; the last ones where they form no grid."""
+        n = isqrt(self.window)
+        if n * n != self.window or min(rows, columns) < n:
+            return super().observe(rows, columns)
+        steps = rows // n, columns // n
+        places = product(*([i * step + (step - 1) // 2 for i in range(n)] for step in steps))
+        return [row * columns + column for row, column in places]
 
     def count(self, layer: CachedLayer) -> Tensor:
         seen = layer.lengths if layer.seen is None else layer.seen
-        n = sum(index < layer.depth for index in self.drafters)
+        n = sum(index in self.drafters for index in range(layer.depth))
         others = layer.depth - n
         least = max(int(self.least * self.budget), self.window + 1)
         share = seen.clamp(max=(self.budget * layer.depth - others * least) // max(n, 1))

@@ -46,10 +46,18 @@ class ScaleCache:
             held[layer] = F.pad(states[:, :, :room], (0, 0, 0, more + 1))
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, is_real: Tensor | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rows: Tensor,
+        is_real: Tensor | None,
+        grid: tuple[int, int],
     ) -> Tensor:
         """Write entries `[n, H, E, D]` of rows `[n]` behind those they have, `is_real` `[n, E]`
-        where they are no padding; what the queries see of a row, `[n, H, E, D]`.
+        where they are no padding; what the queries see of a row, `[n, H, E, D]`. The last ones are
+        a scale of `grid`.
         """
         before = self.lengths[layer, rows]  # [n]
         width = k.shape[2]
@@ -76,17 +84,24 @@ class ScaleCache:
             q, keys[rows, :, :most], values[rows, :, :most], sees, scale=1.0
         )
         if self.evictor is not None:
-            self._evict(self.evictor, layer, rows, q, most)
+            self._evict(self.evictor, layer, rows, q, most, grid)
         return seen
 
-    def _evict(self, evictor: CacheMethod, layer: int, rows: Tensor, q: Tensor, most: int) -> None:
-        """Ask the method about what the queries of a scale see; of the first one, which may have a
-        text in front, that is its only slot's.
-        """
-        lengths, seen, width = self.lengths[layer, rows], self.seen[layer, rows], q.shape[2]
-        n_slots = width if bool((seen > width).all()) else 1
-        observed = torch.tensor(evictor.observe(n_slots), dtype=torch.int64, device=q.device)
-        observed = observed - n_slots  # from the end
+    def _evict(
+        self,
+        evictor: CacheMethod,
+        layer: int,
+        rows: Tensor,
+        q: Tensor,
+        most: int,
+        grid: tuple[int, int],
+    ) -> None:
+        """Ask the method about what the queries of a scale see, not those of a text in front."""
+        lengths, seen = self.lengths[layer, rows], self.seen[layer, rows]
+        if q.shape[2] < grid[0] * grid[1]:  # some of its entries, which have no grid
+            grid = 1, q.shape[2]
+        observed = torch.tensor(evictor.observe(*grid), dtype=torch.int64, device=q.device)
+        observed = observed - grid[0] * grid[1]  # from the end
         keys, values = self.keys[layer][rows, :, :most], self.values[layer][rows, :, :most]
         cached = CachedLayer(
             layer, len(self.keys), keys, values, lengths, q[:, :, observed], 1.0,

@@ -22,15 +22,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.checks import one_of, within
 from mmaccel.model_parts import Around
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.hosts.next_scale.network import (
     Block,
     NextScaleConfig,
     NextScaleTransformer,
     take,
 )
+from mmaccel.pipelines.hosts.next_scale.text_model import Key, TextScaleModel
 
 _SPAN = 128  # positions an axis of the table that "resized" angles are read from
 
@@ -126,7 +129,6 @@ class CrossTransformer(NextScaleTransformer):
     def __init__(self, config: CrossConfig) -> None:
         super().__init__(config)
         width, features = config.width, config.n_features
-        self._set_lengths()
         del self.class_emb
         self.lvl_embed = nn.Embedding(config.n_levels, width)
         self.blocks = nn.ModuleList(CrossBlock(config, layer) for layer in range(config.depth))
@@ -141,17 +143,17 @@ class CrossTransformer(NextScaleTransformer):
             nn.Linear(features, width), nn.GELU("tanh"), nn.Linear(width, width)
         )
 
-    def _set_lengths(self) -> None:
-        sides, columns = self.config.sides, self.config.columns
-        self.lengths = [h * w for h, w in zip(sides, columns, strict=True)]
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.config.sides, self.config.columns, strict=True))
 
     def resize(self, grids: tuple[tuple[int, int], ...], grid: tuple[int, int]) -> Self:
         """A copy for other scales; it shares the weights."""
         resized = copy(self)
+        vars(resized).pop("forward", None)  # accelerate's, which runs the one it was made for
         rows, columns = zip(*grids, strict=True)
         changed: dict[str, Any] = {"sides": rows, "columns": columns, "grid": grid}
         resized.config = replace(self.config, **changed)
-        resized._set_lengths()
         return resized
 
     def read(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +170,7 @@ class CrossTransformer(NextScaleTransformer):
         return (shared, ids), ids.pooled
 
     def turns(self, scale: int) -> Tensor | None:
-        h, w = self.config.sides[scale], self.config.columns[scale]
+        h, w = self.grids[scale]
         rows, columns = self._axis(h, 0), self._axis(w, 1)  # [2, h or w, D / 4]
         rows = rows[:, :, None].expand(-1, -1, w, -1)
         half = torch.cat((rows, columns[:, None].expand(-1, h, -1, -1)), -1)
@@ -192,3 +194,26 @@ class CrossTransformer(NextScaleTransformer):
         """Logits `[R, E d, V]` float32, V = 2, of entries `[R, E, W]`."""
         of_entries = super().logits(x, condition)
         return of_entries.unflatten(-1, (-1, self.config.n_codes)).flatten(1, 2)
+
+
+class CrossModel(TextScaleModel):
+    """Of a text it knows what `CrossTransformer.read` says. As many `nothing` as a text has ids
+    stand for no text.
+    """
+
+    model: CrossTransformer
+
+    def tell(self, ids: Tensor, is_real: Tensor) -> tuple[Any, Tensor]:
+        pooled, states = zip(*self.texts(ids, is_real), strict=True)
+        padded = pad_sequence(states, batch_first=True)
+        index = torch.arange(padded.shape[1], device=ids.device)
+        is_text = (index < is_real.sum(1)[:, None])[:, None, None]
+        return Text(torch.stack(pooled), padded, is_text), torch.ones_like(is_real[:, :1])
+
+    def encode(self, key: Key) -> tuple[Tensor, Tensor]:
+        if key[0] == self.nothing:
+            features = self.model.cfg_uncond[: len(key)]
+        else:
+            ids = torch.tensor([key], device=ready(self.encoder), dtype=torch.int64)
+            features = self.encoder(input_ids=ids).last_hidden_state[0]
+        return self.model.read(features.to(ready(self.model), self.dtype))

@@ -21,17 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.checks import within
-from mmaccel.contracts import Prompt
 from mmaccel.pipelines.hosts.loading.moving import ready
-from mmaccel.pipelines.hosts.next_scale.model import NextScaleModel
 from mmaccel.pipelines.hosts.next_scale.network import (
     HeadNorm,
     NextScaleConfig,
     NextScaleTransformer,
 )
+from mmaccel.pipelines.hosts.next_scale.text_model import Key, TextScaleModel
 from mmaccel.tokenizers_vq.multi_scale import MultiScaleQuantizer
-
-Key = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -127,55 +124,27 @@ class TextReader:
         return out[0, len(self.system) :], positions.float()
 
 
-class HybridModel(NextScaleModel):
-    """Ids V.. of prompts are those of the text encoder; the last before the mask stands for no
-    text. A text is encoded alone, once a run.
-    """
+class HybridModel(TextScaleModel):
+    """Of a text it knows entries and positions, `longest` of each."""
 
     model: HybridTransformer
 
     def __init__(
         self, network: HybridTransformer, quantizer: MultiScaleQuantizer, reader: TextReader
     ) -> None:
-        super().__init__(network, quantizer)
+        super().__init__(network, quantizer, reader.model)
         self.reader = reader
-        self._known: dict[Key, tuple[Tensor, Tensor]] = {}
-
-    def moved(self) -> None:
-        super().moved()
-        self._known = {}
-
-    def reserve(self, rows: int, positions: int) -> None:
-        super().reserve(rows, positions)
-        self._known = {}
-
-    def _read(self, prompt: Prompt) -> None:
-        super()._read(prompt)  # rows that have ended are forgotten
-        keys = set(_keys_of(self._ids, self._is_real))
-        self._known = {key: known for key, known in self._known.items() if key in keys}
 
     def tell(self, ids: Tensor, is_real: Tensor) -> tuple[Any, Tensor]:
-        keys = _keys_of(ids, is_real)
-        for key in keys:
-            if key not in self._known:
-                self._known[key] = self._encode(key)
-        entries, positions = zip(*(self._known[key] for key in keys), strict=True)
+        entries, positions = zip(*self.texts(ids, is_real), strict=True)
         context = Context(torch.stack(entries), torch.stack(positions))
         return context, torch.ones_like(context.positions, dtype=torch.bool)
 
-    @torch.no_grad()
-    def _encode(self, key: Key) -> tuple[Tensor, Tensor]:
-        config, device = self.model.config, ready(self.model)
-        features = torch.zeros(
-            config.longest, config.n_features, device=device, dtype=torch.float32
-        )
+    def encode(self, key: Key) -> tuple[Tensor, Tensor]:
+        config = self.model.config
+        features = torch.zeros(config.longest, config.n_features, dtype=torch.float32)
         positions = features[:, 0]
-        if key[0] < config.n_conditions - 1:
+        if key[0] != self.nothing:
             features, positions = self.reader.read(key, config.longest)
+        device = ready(self.model)  # an encoder that is moved for a text leaves
         return self.model.read(features.to(device, self.dtype)), positions.to(device)
-
-
-def _keys_of(ids: Tensor, is_real: Tensor) -> list[Key]:
-    """The real ids of each row of `[R, T]`. Cost: a host synchronisation."""
-    rows = zip(ids.tolist(), is_real.tolist(), strict=True)
-    return [tuple(i for i, is_one in zip(*row, strict=True) if is_one) for row in rows]

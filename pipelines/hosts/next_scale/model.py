@@ -34,7 +34,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
         self.model, self.quantizer = network, quantizer
         config = network.config
         self.vocab_size = config.n_codes
-        self.lengths = quantizer.lengths
+        self.lengths, self.grids = quantizer.lengths, network.grids
         self.mask_token = config.n_codes + config.n_conditions
         self.n_ids = self.mask_token + 1
         self._methods = LayerMethods()
@@ -155,7 +155,7 @@ class NextScaleModel(Denoiser, ScalePasses, ReducedLayers):
                 evictor = self._methods.evictor
                 n_layers = network.config.depth
                 self._cache = ScaleCache(k, n_layers, len(self._ids), positions, evictor)
-            return self._cache.attend(layer, q, k, v, at, is_real)
+            return self._cache.attend(layer, q, k, v, at, is_real, self.grids[scale])
 
         condition, of_head = network.condition(told)
         x = network.run(x, condition, turn, attend, whole if around is None else around)

@@ -206,7 +206,11 @@ class NextScaleTransformer(nn.Module):
                 f"width: expected a multiple of {parts}, by {config.n_heads} heads of "
                 f"{config.positions} positions, received {width}; give another width"
             )
-        self.lengths = [side * side for side in config.sides]
+        if config.sides[:1] != (1,):
+            raise ShapeError(
+                f"sides: expected scales of which the first has one entry, that of the prompt, "
+                f"received {list(config.sides)}; begin with 1"
+            )
         self.word_embed = nn.Linear(config.code_width, width)
         self.class_emb = nn.Embedding(config.n_conditions, width)
         self.lvl_embed = nn.Embedding(len(config.sides), width)
@@ -223,6 +227,15 @@ class NextScaleTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
         self.head_nm = HeadNorm(config)
         self.head = nn.Linear(width, config.n_codes)
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each scale."""
+        return tuple((side, side) for side in self.config.sides)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [h * w for h, w in self.grids]
 
     def first_entries(self, ids: Any) -> Tensor:
         """Entries of the first pass, `[R, T, W]`, of prompt ids `[R, T]`: of a class (T = 1), or of
