@@ -26,6 +26,7 @@ _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "pillow": "10",
 }
 _MARKS = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
+_ATTACH = 'with mmaccel.attach(model, "jacobi") as run: model.generate(...)'
 _PASSES = 3  # of a model that is tried
 
 
@@ -35,7 +36,7 @@ class Finding(NamedTuple):
     what: str
     state: str
     detail: str
-    is_attached: bool = False
+    ready: str = ""  # what to run next; by default an image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +55,11 @@ class Doctor:
         from mmaccel.commands.terminal import make_table, wide_console
 
         findings = [*list_packages(), try_writing(self.out)]
-        is_attached = False
+        ready = ""
         if ("torch", "needed") not in [finding[:2] for finding in findings]:
             tried = try_model(self.model, self.trust_remote_code)
             findings += [*list_devices(), *list_kernels(), tried]
-            is_attached = tried.is_attached
+            ready = tried.ready
         table = make_table("what", "", "detail", title="mmaccel doctor")
         for finding in findings:
             table.add_row(finding.what, Text(*_MARKS[finding.state]), finding.detail)
@@ -68,11 +69,8 @@ class Doctor:
         if broken:
             console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
             raise typer.Exit(1)
-        if is_attached:
-            console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
-        else:
-            named = "" if self.model == "scenes" else f" --model {self.model}"
-            console.print(f"Ready: mmaccel generate --compare{named}")
+        named = "" if self.model == "scenes" else f" --model {self.model}"
+        console.print(f"Ready: {ready or f'mmaccel generate --compare{named}'}")
 
 
 doctor = as_command(Doctor, pauses=False)
@@ -198,11 +196,16 @@ def list_kernels() -> list[Finding]:
 def try_model(name: str, trust_remote_code: bool = False) -> Finding:
     """Whether the weights exist and load, and a forward pass computes finite logits."""
     try:
+        from mmaccel.config_files import read_json
         from mmaccel.loading import open_pipeline
         from mmaccel.options import LoadOptions
+        from mmaccel.pipelines.models.omnivoice import MODEL_TYPE
         from mmaccel.pipelines.text_to_image.registry import find_source
 
         source = find_source(name)
+        config = read_json(source / "config.json", may_lack=True)
+        if config.get("model_type") == MODEL_TYPE:  # which transformers does not know
+            return try_speech(name)
         if (source / "config.json").is_file() and not (source / "words.json").is_file():
             return try_checkpoint(source, name, trust_remote_code)
         load = LoadOptions(device="cpu", trust_remote_code=trust_remote_code)
@@ -220,6 +223,16 @@ def _run_passes(pipe: Any) -> None:
     policy = "autoregressive" if pipe.model.kind == "window" else "stepwise"
     example = pipe.image_model.examples[0]
     pipe(example, seed=0, policy=policy, output_type="tokens", on_step=stop)
+
+
+def try_speech(name: str) -> Finding:
+    """Whether a model that speaks by a canvas loads, with its codec, and a pass is finite."""
+    from mmaccel.loading import open_with_parts
+    from mmaccel.options import LoadOptions
+
+    pipe = open_with_parts("TextToSpeech", name, LoadOptions(device="cpu"))
+    pipe("a", seed=0, policy="stepwise", on_step=lambda progress: progress.lengths * 0)
+    return Finding(f"model {name}", "yes", "speaks texts", f"mmaccel speak TEXT --model {name}")
 
 
 def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
@@ -252,7 +265,7 @@ def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> 
     except UnsupportedModelError:
         draws = "with other models only"
     detail = f"attach takes {', '.join(support.policies)}; generate draws {draws}"
-    return Finding(what, "yes", f"family {support.family}; {detail}", True)
+    return Finding(what, "yes", f"family {support.family}; {detail}", _ATTACH)
 
 
 def try_writing(folder: Path) -> Finding:

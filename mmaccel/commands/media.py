@@ -168,7 +168,7 @@ class Speak(CodecFlags):
     method: PolicyFlags
     voice: str | None = option(None, "for models that know several")
     max_seconds: float | None = option(
-        None, "cut longer ones; by default 30, or as long as the model can"
+        None, "cut longer ones, or refuse them on a canvas; by default 30, or what the model can"
     )
     repetition_penalty: float | None = option(None, "1 is none")
     stdout: bool = option(

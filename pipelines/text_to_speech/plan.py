@@ -158,7 +158,14 @@ def pick_params(
     if repetition_penalty is None:
         repetition_penalty = speech.repetition_penalty
     rule = WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
-    return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)
+    if rule.penalty == 1:
+        return chosen
+    if speech.window.kind == "canvas":
+        raise OptionError(
+            f"repetition_penalty: expected 1, as the model fills its slots in any order, received "
+            f"{rule.penalty:g}; leave it out"
+        )
+    return replace(chosen, processor=rule.over_window)
 
 
 def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:

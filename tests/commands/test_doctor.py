@@ -17,6 +17,7 @@ from mmaccel.commands import doctor
 from mmaccel.commands.doctor import list_kernels
 from mmaccel.kernels.dispatch import KERNELS, VARIABLE
 from tests.architecture.source import ROOT
+from tests.fixtures.masked_speech import build_masked_voices
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import N_TOKENS, break_weights, build_tiny
 
@@ -71,6 +72,13 @@ def test_doctor_says_whether_policies_can_be_attached(tmp_path: Path, capsys) ->
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"architectures": ["GPT9"]}))
     assert main(["doctor", "--model", str(tmp_path / "gpt2")]) == 1
     assert "has no GPT9" in _flat(capsys)
+
+
+def test_doctor_tries_models_that_speak_by_a_canvas(tmp_path: Path, capsys) -> None:
+    folder = build_masked_voices(tmp_path / "voices")
+    assert main(["doctor", "--model", str(folder), "--out", str(tmp_path)]) == 0
+    said = _flat(capsys)
+    assert "speaks texts" in said and "Ready: mmaccel speak TEXT --model" in said
 
 
 def _flat(capsys: Any) -> str:

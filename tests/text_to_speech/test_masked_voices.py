@@ -84,6 +84,8 @@ def test_a_text_that_does_not_fit_is_refused_before_any_pass(
     monkeypatch.setattr(type(masked.model), "forward", None)
     with pytest.raises(OptionError, match=r"max_seconds: expected .* 0.4 s, .* lasts 0.8 s"):
         masked("a red fox", max_seconds=0.4)
+    with pytest.raises(OptionError, match=r"repetition_penalty: expected 1, .* received 1.2;"):
+        masked("a red fox", repetition_penalty=1.2)
     monkeypatch.setattr(masked.model, "n_positions", 20)
     with pytest.raises(OptionError, match=r"positions: expected at most 20 .* 14 .* 20 of the fra"):
         masked("a red fox")

@@ -253,6 +253,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     write(tmp_path, model, vertical_layers=1)
     with pytest.raises(MMAccelError, match=r"'vertical_block.1.* none, as .* asks, received"):
         run(FlashAR(folder), model, grid)
+    write(tmp_path, model, vertical_start_layer=4)
+    with pytest.raises(MMAccelError, match=r"vertical_start_layer in 0\.\.3 .* received 4"):
+        run(FlashAR(folder), model, grid)
     write(tmp_path, model, model_type="qwen3")
     with pytest.raises(MMAccelError, match="'emu3_flashar' in .*, received 'qwen3'; take"):
         run(FlashAR(folder), model, grid)

@@ -38,7 +38,7 @@ class DiagonalConfig(HeadSizes):
     vocab_size: int  # V
     num_hidden_layers: int  # of the model
     vertical_layers: int = field(metadata={"domain": Domain(0, 256)})  # L
-    vertical_start_layer: int  # of the model, whose input is x
+    vertical_start_layer: int  # of the model, whose input is x; as many as there are: h
 
 
 class VerticalLayer(DFlashLayer):
@@ -146,6 +146,11 @@ def load_diagonal_heads(folder: str | Path, output: Tensor, n_layers: int) -> Di
     """
     opened = open_folder(FOLDER, folder)
     config = opened.settings
+    if config.vertical_start_layer > config.num_hidden_layers:
+        raise UnsupportedModelError(
+            f"heads: expected vertical_start_layer in 0..{config.num_hidden_layers} in {folder}/"
+            f"{FOLDER.config}, received {config.vertical_start_layer}; download them again"
+        )
     with torch.device("meta"):
         heads = DiagonalHeads(config)
     published = {_OUTPUT: (config.vocab_size, config.hidden_size)}
