@@ -14,6 +14,7 @@ import torch
 from einops import rearrange
 from torch.nn import functional as F
 
+import mmaccel
 from mmaccel import TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.sources import content_hash
