@@ -112,12 +112,9 @@ class BitScales(Checked):
 
     Args:
         lengths: bits of each scale.
-        shares: of the guidance, of each scale; empty: all of it everywhere. With the largest of the
-            authors' list ``cfg`` as guidance scale s, a scale's is (cfg - 1) / (s - 1).
     """
 
     lengths: tuple[int, ...] = within(MISSING, 1)
-    shares: tuple[float, ...] = within((), 0, 1)
     vocab_size: ClassVar[int] = 2
     columns: ClassVar[int] = 0
 
@@ -130,9 +127,3 @@ class BitScales(Checked):
 
     def allowed(self, slots: Tensor) -> None:
         return None
-
-    def guidance_share(self, slots: Tensor) -> Tensor:
-        given = self.shares or (1.0,) * len(self.lengths)
-        shares = torch.tensor(given, device=slots.device, dtype=torch.float32)
-        ends = slots.new_tensor(self.lengths).cumsum(0)
-        return shares[torch.bucketize(slots, ends, right=True)]

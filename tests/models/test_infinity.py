@@ -20,7 +20,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.pipelines.models.infinity import find_scales, load_network
 from mmaccel.samplers.canvas import fast_var
-from mmaccel.tokenizers_vq.bitwise import BitScales, BitwiseQuantizer
+from mmaccel.tokenizers_vq.bitwise import BitwiseQuantizer
 from tests.fixtures.checkpoints import CAPTIONS, SIZES
 from tests.fixtures.infinity import BITS, draw_weights, logits_of, shapes
 
@@ -105,13 +105,6 @@ def test_a_size_after_offloading_is_drawn_by_its_own_network(pipe: TextToImage) 
     made = pipe.resize((48, 64))("blue cat", seed=1, policy=policy).tokens
     accelerate.hooks.remove_hook_from_module(network)
     assert made.equal(expected)
-
-
-def test_a_guidance_of_each_scale() -> None:
-    layout = BitScales((2, 3, 4), (0.0, 0.5, 1.0))
-    shares = layout.guidance_share(torch.arange(9)[None])
-    assert shares.tolist() == [[0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1]]
-    assert BitScales((2, 3)).guidance_share(torch.arange(5)).tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("patch", [1, 2])
