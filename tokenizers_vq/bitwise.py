@@ -108,13 +108,9 @@ class BitwiseTokenizer(nn.Module):
 
 @dataclass(frozen=True)
 class BitScales(Checked):
-    """Bits scale after scale, each in raster order, an entry's together; a `GuidedLayout`.
+    """Bits scale after scale, each in raster order, an entry's together."""
 
-    Args:
-        lengths: bits of each scale.
-    """
-
-    lengths: tuple[int, ...] = within(MISSING, 1)
+    lengths: tuple[int, ...] = within(MISSING, 1)  # bits of each scale
     vocab_size: ClassVar[int] = 2
     columns: ClassVar[int] = 0
 
