@@ -386,7 +386,7 @@ def next_scale() -> Runs:
         from tests.fixtures import next_scale as tiny
 
         branches = 2 if "guidance_scale" in given else 1
-        prompt = tiny.prompt(kind, range(batch), branches)
+        prompt = tiny.prompt(kind, range(batch), branches=branches)
         return decode(policy, tiny.build(kind), prompt, tiny.N_SLOTS, given)
 
     def images() -> Row:

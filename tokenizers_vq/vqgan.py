@@ -235,8 +235,8 @@ class Upsample(nn.Module):
 
 def make_middle(width: int, attends: bool) -> nn.ModuleList:
     """Blocks of the lowest resolution on each side of the bottleneck."""
-    between = Attention(width) if attends else nn.Identity()
-    return nn.ModuleList([Residual(width, width), between, Residual(width, width)])
+    first, between = Residual(width, width), Attention(width) if attends else nn.Identity()
+    return nn.ModuleList([first, between, Residual(width, width)])
 
 
 def run(modules: Iterable[nn.Module], hidden: Tensor) -> Tensor:
