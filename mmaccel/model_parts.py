@@ -33,10 +33,10 @@ class LayerCounts:
     """
 
     n_evicted: tuple[int, int] = (0, 0)
-    is_of_prompt: bool = True
     packed_bytes: tuple[int, int] = (0, 0)
     step_bytes: StepBytes | None = None
     block_counts: BlockCounts | None = None
+    is_of_prompt: bool = True
 
 
 class ReducedLayers(ABC):

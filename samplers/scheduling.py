@@ -122,7 +122,7 @@ class Scheduler:
             kept,
             tokens=torch.cat([kept.tokens, tokens])[order],
             lengths=torch.cat([kept.lengths, prompt.lengths])[order],
-            slots=None if kept.slots is None else torch.cat([kept.slots, prompt.slots]),
+            slots=join_slots(kept.slots, prompt.slots),
         )
         held = self.noise()
         self._noise = Noise(
@@ -192,3 +192,8 @@ def join_order(first: int, second: int, branches: int, device: torch.device | st
     one = index[: branches * first]
     other = index[branches * first :]
     return torch.cat([one.view(branches, first), other.view(branches, second)], 1).flatten()
+
+
+def join_slots(kept: Tensor | None, joining: Tensor | None) -> Tensor | None:
+    """Slots of rows `[B]` of two prompts of one model, which both have them or not."""
+    return None if kept is None or joining is None else torch.cat([kept, joining])

@@ -60,9 +60,9 @@ class VQGAN(nn.Module):
         self.quantize: nn.Module = nn.ModuleDict(
             {"embedding": nn.Embedding(config.n_codes, config.code_width)}
         )
-        kernel = dict(kernel_size=config.code_kernel, padding=config.code_kernel // 2)
-        self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, **kernel)
-        self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, **kernel)
+        side, pad = config.code_kernel, config.code_kernel // 2
+        self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, side, padding=pad)
+        self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, side, padding=pad)
 
     @property
     def step(self) -> int:

@@ -97,7 +97,7 @@ class InfinityImages(ImageModel):
         super().__init__(window, BitScales(window.lengths), (columns * step, rows * step))
         self.tokenizer, self.words, self.encoder = tokenizer, words, window.encoder
         if tokenizer.quantizer.patch > 1:
-            self.params = replace(self.params, **_LARGE)
+            self.params = replace(self.params, **_LARGE)  # type: ignore[arg-type]
 
     @property
     def reader(self) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 import mmaccel
+from mmaccel import FastVAR
 from mmaccel.checks import MANY, Domain, domains, field_types, members, show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.hosts.runner.engine import Engine
@@ -37,7 +38,11 @@ def _offered() -> Iterator[Any]:
 
 def _make(cls: Any, **changes: Any) -> Any:
     """An object with values of its own for what has no default."""
-    own = [each for each in fields(cls) if each.name == "keep" or each.default is MISSING]
+    own = [
+        each
+        for each in fields(cls)
+        if each.default is MISSING or each.name == "keep" and cls is not FastVAR
+    ]
     needed = {each.name: REQUIRED[each.name] for each in own if each.init}
     if "n_keep" in changes:
         del needed["keep"]

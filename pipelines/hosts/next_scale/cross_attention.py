@@ -205,7 +205,7 @@ class CrossModel(TextScaleModel):
 
     def tell(self, ids: Tensor, is_real: Tensor) -> tuple[Any, Tensor]:
         pooled, states = zip(*self.texts(ids, is_real), strict=True)
-        padded = pad_sequence(states, batch_first=True)
+        padded = pad_sequence(list(states), batch_first=True)
         index = torch.arange(padded.shape[1], device=ids.device)
         is_text = (index < is_real.sum(1)[:, None])[:, None, None]
         return Text(torch.stack(pooled), padded, is_text), torch.ones_like(is_real[:, :1])

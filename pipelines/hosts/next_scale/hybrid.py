@@ -60,7 +60,7 @@ class PooledHeadNorm(HeadNorm):
 
     def __init__(self, config: NextScaleConfig) -> None:
         super().__init__(replace(config, adaptive="own"))
-        self.ln_wo_grad = RootNorm(config.width, config.norm_eps)
+        self.ln_wo_grad: nn.Module = RootNorm(config.width, config.norm_eps)  # type: ignore[assignment]
 
 
 class HybridTransformer(NextScaleTransformer):
