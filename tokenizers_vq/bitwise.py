@@ -44,7 +44,7 @@ class BitwiseQuantizer(ScaleSums):
     patch: int = 1
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(h * w * self.width * self.patch**2 for h, w in self.grids)
 
     def nothing(self, rows: int, device: torch.device) -> Tensor:

@@ -165,7 +165,7 @@ class Speak(CodecFlags):
     model: str = option(
         "voices", "voices, voices-masked, or a folder or hub id, such as HKUSTAudio/Llasa-1B"
     )
-    method: PolicyFlags
+    method: PolicyFlags  # type: ignore[assignment]
     voice: str | None = option(None, "for models that know several")
     max_seconds: float | None = option(
         None, "cut longer ones, or refuse them on a canvas; by default 30, or what the model can"

@@ -10,7 +10,7 @@ from mmaccel.pipelines.text_to_image.model import PromptedModel
 class ClassPrompts(PromptedModel):
     """A model whose window has ids of classes behind those of its tokens, the last for none."""
 
-    examples = ("207", "360", "387", "974", "88", "979", "417", "279")
+    examples: tuple[str, ...] = ("207", "360", "387", "974", "88", "979", "417", "279")
     no_negatives = "whose authors use a learned unconditional row"
 
     @property
