@@ -142,7 +142,8 @@ class HybridModel(TextScaleModel):
 
     def encode(self, key: Key) -> tuple[Tensor, Tensor]:
         config = self.model.config
-        features = torch.zeros(config.longest, config.n_features, dtype=torch.float32)
+        size = config.longest, config.n_features
+        features = torch.zeros(size, device="cpu", dtype=torch.float32)
         positions = features[:, 0]
         if key[0] != self.nothing:
             features, positions = self.reader.read(key, config.longest)
