@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.model import PromptedModel
@@ -14,8 +16,8 @@ class ClassPrompts(PromptedModel):
     no_negatives = "whose authors use a learned unconditional row"
 
     @property
-    def n_classes(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__}: expected the number of classes")
+    @abstractmethod
+    def n_classes(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
         """The id of a class label."""
