@@ -8,7 +8,7 @@
 
 OUT receives `coarse.json` and `coarse.safetensors`, for `Jacobi(drafts=mmaccel.Coarse("OUT"))`; in
 the model's own folder they are found without a word. The command goes on where it was stopped;
-more minutes may be given later. `coarse.json` also holds the card: how the coarse model was made,
+more steps may be given later. `coarse.json` also holds the card: how the coarse model was made,
 its cross-entropy, and tokens a pass without and with it.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ import torch
 from mmaccel.errors import OptionError
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.drafting.coarse import Coarse
-from mmaccel.samplers.drafting.coarse_model import save_coarse
+from mmaccel.samplers.drafting.coarse_model import load_coarse, save_coarse
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.window.jacobi import Jacobi
 from scripts.training.card import this_machine
-from scripts.training.coarse_fit import CoarseTraining
+from scripts.training.coarse_fit import PLAN, CoarseFit
 from scripts.training.coarse_passes import PassData, RecordedJacobi, collect_passes
 from scripts.training.coarse_targets import KINDS, Target, count_bytes, open_target
+from scripts.training.loop import read_log, train
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -51,9 +53,11 @@ def main(arguments: Sequence[str]) -> None:
     _, _, params = target.plan(target.prompts[:1], guidance[0])
     output = target.window.output_matrix().detach()
     data = PassData(files, config)
-    training = CoarseTraining(config, output, data, work, args.rate, params.temperature)
-    training.run(args.minutes)
-    training.model.load_state_dict(training.state["best"])
+    task = CoarseFit(config, output, data, params.temperature)
+    changes = {"steps": args.steps, "fall": args.steps // 2, "rate": args.rate}
+    train(work, task, replace(PLAN, **changes), args.device)
+    model = load_coarse(work / "weights", output)
+    *_, last = (line for line in read_log(work) if "seconds" in line)
     card: dict[str, Any] = {
         "made_for": args.model,
         "command": shlex.join(["python", "-m", "scripts.training", "coarse", *arguments]),
@@ -66,16 +70,16 @@ def main(arguments: Sequence[str]) -> None:
             "drafts": args.drafts,
             "minutes": round(data.seconds / 60, 2),
         },
-        "parameters": sum(weight.numel() for weight in training.model.parameters()),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
         "bytes": count_bytes(config),
         "measured_with": this_machine(args.device),
-        "steps": training.state["step"],
-        "minutes": round(training.state["seconds"] / 60, 2),
-        "cross_entropy": training.validate(),
+        "steps": last["step"],
+        "minutes": round(last["seconds"] / 60, 2),
+        "cross_entropy": task.measure(model, args.device),
     }
-    save_coarse(training.model, args.out, card)
+    save_coarse(model, args.out, card)
     card["tokens_per_pass"] = [measure(target, args, scale) for scale in guidance]
-    save_coarse(training.model, args.out, card)
+    save_coarse(model, args.out, card)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -90,7 +94,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompts", help="file with one prompt a line")
     parser.add_argument("--ids", action="store_true", help="text: prompts are ids with blanks")
     parser.add_argument("--samples", type=int, default=200, help="rows to learn from")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of training, in all")
+    parser.add_argument("--steps", type=int, default=PLAN.steps, help="of training, in all")
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--batch", type=int, default=8, help="rows decoded together")
     parser.add_argument("--guidance", type=float, nargs="+", help="one or several scales")
@@ -98,7 +102,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--drafts", default="neighbour", help="of the runs; or a coarse folder")
     parser.add_argument("--width", type=int, help="H of the coarse model")
     parser.add_argument("--embedding", type=int, help="width of its token embeddings")
-    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--rate", type=float, default=PLAN.rate, help="peak of the step size")
     parser.add_argument("--measured", type=int, default=8, help="fresh rows for tokens a pass")
     parser.add_argument("--work", type=Path, help="of passes and state; OUT/work if missing")
     parser.add_argument("--length", type=int, default=256, help="text: tokens of a row")

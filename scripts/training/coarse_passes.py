@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,6 +189,10 @@ class Slots:
     prompts: Tensor
     finals: Tensor
     tokens: Tensor
+
+    def to(self, device: str) -> Slots:
+        parts = {name: value.to(device) for name, value in vars(self).items() if value is not None}
+        return replace(self, **parts)
 
 
 class PassData:

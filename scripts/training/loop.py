@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import time
 from collections import defaultdict
@@ -29,10 +30,9 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 IGNORE = -100
 """The label of what is not learnt."""
-_LAYERS = re.compile(r"\b(layers|blocks)\.\d+\.")  # in names of the matrices that Muon moves
 _SAVED_EVERY = 180  # seconds
 
-Batch = tuple[Tensor, Tensor]  # what a model reads, and what it is to say
+Batch = tuple[Any, Any]  # what a model reads, and what it is to say: both have `.to(device)`
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Plan:
         mixed: bfloat16 where the device computes it; a narrow model may be faster in float32
             (twice, measured on a processor with AVX-512 and widths of 128 to 192).
         workers: processes that make batches; 0 makes them in this one.
+        keeps_best: the result is the average of the lowest loss on `Task.checks` so far: for data
+            so few that they are soon learned by heart.
     """
 
     steps: int
@@ -56,6 +58,7 @@ class Plan:
     average: float = 0.998
     mixed: bool = False
     workers: int = 0
+    keeps_best: bool = False
 
     def share(self, step: int) -> float:
         """Step size at `step` as a share of its peak."""
@@ -68,9 +71,11 @@ class Task:
 
     Attributes:
         checks: batches that training never draws, for `validate`.
+        matrices: found in the names of the matrices that Muon moves.
     """
 
     checks: Sequence[Batch] = ()
+    matrices: re.Pattern[str] = re.compile(r"\b(layers|blocks)\.\d+\.")
 
     def build(self, before: Path | None) -> Any:
         """A new model, float32; `before` is the folder of the stage before, if any."""
@@ -108,14 +113,14 @@ def train(
     torch.manual_seed(0)
     model = task.build(before).to(device).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
-    optimisers = _make_optimisers(model, plan)
+    optimisers = _make_optimisers(model, plan, task.matrices)
     parts: dict[str, Any] = {"model": model, "average": average}
     parts |= {f"optimiser {k}": each for k, each in enumerate(optimisers)}
-    step, seconds = 0, 0.0
+    step, seconds, lowest = 0, 0.0, math.inf
     file = work / "state.pt"
     if file.exists():
         state = torch.load(file, map_location=device, weights_only=True)
-        step, seconds = state["step"], state["seconds"]
+        step, seconds, lowest = state["step"], state["seconds"], state.get("lowest", lowest)
         for name, part in parts.items():
             part.load_state_dict(state[name])
     _note(work, {"step": step, "plan": asdict(plan)})
@@ -145,14 +150,18 @@ def train(
             if step % 250 == 0 or is_last:
                 with torch.no_grad(), mixed_precision(device, plan.mixed):
                     line |= task.validate(average, device)
+                if plan.keeps_best and line["validation"] < lowest:
+                    lowest = line["validation"]
+                    task.save(average, work / "weights")
             _note(work, {name: round(value, 4) for name, value in line.items()})
         if is_last or time.time() - saved > _SAVED_EVERY:
             saved = time.time()
             state = {name: part.state_dict() for name, part in parts.items()}
-            state |= {"step": step, "seconds": seconds + saved - began}
+            state |= {"step": step, "seconds": seconds + saved - began, "lowest": lowest}
             torch.save(state, file.with_suffix(".partial"))
             file.with_suffix(".partial").replace(file)
-            task.save(average, work / "weights")
+            if not plan.keeps_best:
+                task.save(average, work / "weights")
 
 
 def _batches(task: Task, plan: Plan, first: int) -> Iterable[Batch]:
@@ -178,10 +187,12 @@ def _note(work: Path, line: dict[str, Any]) -> None:
         log.write(json.dumps(line) + "\n")
 
 
-def _make_optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon where a language model has matrices in layers."""
+def _make_optimisers(
+    model: nn.Module, plan: Plan, named: re.Pattern[str]
+) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon where a model has matrices of these names."""
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = {name: p for name, p in own.items() if p.ndim == 2 and _LAYERS.search(name)}
+    matrices = {name: p for name, p in own.items() if p.ndim == 2 and named.search(name)}
     rest = [p for name, p in own.items() if name not in matrices]
     adam = torch.optim.AdamW(rest, plan.rate_rest, betas=(0.9, 0.98), weight_decay=0.01)
     if not matrices:

@@ -13,7 +13,7 @@ import mmaccel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from scripts.training import coarse
-from scripts.training.coarse_fit import CoarseTraining
+from scripts.training.coarse_fit import CoarseFit
 from scripts.training.coarse_passes import PassData, RecordedJacobi, collect_passes
 from scripts.training.coarse_targets import LARGEST_FILE, open_target
 from tests.fixtures.checkpoints import build_checkpoint
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [[5, 6, 7], [9, 8], [11, 12, 13, 14]]
 SMALL = ["--samples", "6", "--batch", "3", "--window", "8", "--measured", "3"]
-SMALL += ["--width", "16", "--embedding", "8", "--minutes", "0.03"]
+SMALL += ["--width", "16", "--embedding", "8", "--steps", "25"]
 
 
 def make_text_model(folder: Path, **changes: Any) -> list[str]:
@@ -61,9 +61,9 @@ def test_a_made_coarse_model_changes_no_tokens_and_its_training_goes_on(tmp_path
     assert torch.equal(*found)
     passes = sorted((tmp_path / "out" / "work").glob("passes-*"))
     times = [file.stat().st_mtime_ns for file in passes]
-    coarse.main([*arguments, "--minutes", "0.06"])
+    coarse.main([*arguments, "--steps", "50"])
     assert len(passes) == 2 and [file.stat().st_mtime_ns for file in passes] == times
-    assert read_card(tmp_path)["steps"] > card["steps"]
+    assert (card["steps"], read_card(tmp_path)["steps"]) == (25, 50)
     with pytest.raises(OptionError, match="work: expected .*, received others; give another"):
         coarse.main([*arguments, "--window", "9"])
 
@@ -92,26 +92,17 @@ def test_what_is_recorded_is_what_the_models_own_pass_says(tmp_path: Path) -> No
         assert int(slots.tokens[row]) == int(made.tokens[row, slot])
 
 
-def test_a_large_vocabulary_is_normalised_over_a_part_and_worse_weights_are_not_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_large_vocabulary_is_normalised_over_a_part(tmp_path: Path) -> None:
     arguments = make_text_model(tmp_path, vocab_size=6000)
     coarse.main(arguments)
     target = open_target(coarse.parse(arguments))
     config = CoarseConfig(**{**read_card(tmp_path)["config"], "neighbours": target.neighbours})
     data = PassData(sorted((tmp_path / "out" / "work").glob("passes-*")), config)
     output = target.window.output_matrix().detach()
-    training = CoarseTraining(config, output, data, tmp_path)
     tokens = torch.tensor([17, 4000])
-    head = training.head(tokens, torch.Generator().manual_seed(0))
+    head = CoarseFit(config, output, data).head(tokens, torch.Generator().manual_seed(0))
     assert 1024 <= len(head) < 1100
     assert all(bool((head == output[token]).all(1).any()) for token in tokens)
-    training.run(0.01)
-    lowest, best = training.state["lowest"], training.state["best"]
-    with torch.no_grad():
-        training.model.out.weight.mul_(50)
-    training.check()
-    assert training.state["lowest"] == lowest and training.state["best"] is best
 
 
 @pytest.mark.parametrize("kind", ["image", "speech", "video"])

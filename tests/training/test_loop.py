@@ -67,6 +67,18 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
     assert steps == [2, 4]
 
 
+def test_worse_weights_are_not_kept_where_a_plan_keeps_the_best(
+    task: grammar.Grammar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "weights" / "model.safetensors"
+    found, kept = iter((3.0, 4.0, 2.0)), []
+    monkeypatch.setattr(task, "validate", lambda *_: {"validation": next(found)})
+    for steps in (1, 2, 3):
+        train(tmp_path, task, replace(PLAN, steps=steps, keeps_best=True))
+        kept.append(file.read_bytes())
+    assert kept[0] == kept[1] != kept[2]
+
+
 def test_the_loss_falls_on_a_batch_that_can_be_learnt(
     task: grammar.Grammar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
