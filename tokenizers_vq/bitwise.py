@@ -18,12 +18,11 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import Checked, within
-from mmaccel.tokenizers_vq.decoded import limit
-from mmaccel.tokenizers_vq.multi_scale import ScaleSums
+from mmaccel.tokenizers_vq.multi_scale import ScaleSums, ScaleTokenizer
 from mmaccel.tokenizers_vq.vqgan import Decoder, Encoder, VQGANConfig
 
 Grid = tuple[int, int]
@@ -74,9 +73,10 @@ class BitwiseQuantizer(ScaleSums):
         return rearrange(F.pixel_unshuffle(latents, self.patch), "b d h w -> b (h w) d")
 
 
-class BitwiseTokenizer(nn.Module):
-    """A convolutional autoencoder whose tokens are bits [B, L]; a `VisualTokenizer`."""
+class BitwiseTokenizer(ScaleTokenizer):
+    """A convolutional autoencoder whose tokens are bits [B, L]."""
 
+    quantizer: BitwiseQuantizer
     vocab_size = 2
 
     def __init__(self, config: VQGANConfig, grids: tuple[Grid, ...], patch: int = 1) -> None:
@@ -94,16 +94,6 @@ class BitwiseTokenizer(nn.Module):
         resized = copy(self)
         resized.quantizer = BitwiseQuantizer(grids, self.quantizer.width, self.quantizer.patch)
         return resized
-
-    @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in 0..1 to bits [B, L] int64, scale after scale."""
-        return self.quantizer.encode(self.encoder(images * 2 - 1).float())
-
-    @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Bits [B, L] int64 to images [B, 3, H, W] in 0..1."""
-        return limit(self.decoder(self.quantizer.decode(tokens)) / 2 + 0.5)
 
 
 @dataclass(frozen=True)

@@ -169,12 +169,33 @@ class MultiScaleConfig(AutoencoderConfig):
     code_width: int = within(8, 1, 4096)
 
 
-class MultiScaleTokenizer(nn.Module):
-    """The small convolutional autoencoder of `autoencoder.py` with codes of several scales; a
-    `VisualTokenizer` whose tokens are `[B, L]`.
+class ScaleTokenizer(nn.Module):
+    """An encoder and a decoder of latents around a quantizer; a `VisualTokenizer` whose tokens are
+    `[B, L]`.
+    """
+
+    quantizer: ScaleSums
+    encoder: nn.Module
+    decoder: nn.Module
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in 0..1 to tokens [B, L] int64, scale after scale."""
+        return self.quantizer.encode(self.encoder(images * 2 - 1).float())
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, L] int64 to images [B, 3, H, W] in 0..1."""
+        return limit(self.decoder(self.quantizer.decode(tokens)) / 2 + 0.5)
+
+
+class MultiScaleTokenizer(ScaleTokenizer):
+    """The small convolutional autoencoder of `autoencoder.py` with codes of several scales.
 
     Departure: the codebook and its encoder learn from squared errors alone, without an adversary.
     """
+
+    quantizer: MultiScaleQuantizer
 
     def __init__(self, config: MultiScaleConfig) -> None:
         super().__init__()
@@ -191,16 +212,6 @@ class MultiScaleTokenizer(nn.Module):
         self.vocab_size = config.n_codes
         self.encoder = make_encoder(config, config.code_width)
         self.decoder = make_decoder(config, config.code_width)
-
-    @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
-        """Images [B, 3, size, size] in 0..1 to tokens [B, L] int64, scale after scale."""
-        return self.quantizer.encode(self.encoder(images * 2 - 1).float())
-
-    @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, L] int64 to images [B, 3, size, size] in 0..1."""
-        return limit(self.decoder(self.quantizer.decode(tokens)) / 2 + 0.5)
 
 
 FOLDER = Schema(

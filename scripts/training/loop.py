@@ -85,7 +85,7 @@ class Task:
         """Batch `step` of `size` items, the same whenever it is asked for."""
         raise NotImplementedError
 
-    def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
+    def loss(self, model: Any, ids: Any, labels: Any, step: int) -> Tensor:
         """Scalar to descend: of a causal LM, the mean cross-entropy of labels, in nats."""
         return cross_entropy(*label_logits(model, ids, labels))
 
