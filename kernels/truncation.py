@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import ShapeError
+from mmaccel.kernels import truncation_numpy
+from mmaccel.kernels.dispatch import mode
 
 NEVER = float("-inf")
 
@@ -68,7 +70,8 @@ def truncate(
         least = scores.topk(top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < least, NEVER)
     if top_p is not None and top_p < 1:
-        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        is_on_host = scores.device.type == "cpu" and mode() == "auto"
+        ordered, order = (truncation_numpy.sort_falling if is_on_host else sort_falling)(scores)
         mass = ordered.softmax(-1)
         beyond = mass.cumsum(-1) - mass >= top_p  # the mass before a token suffices already
         beyond[..., 0] = False

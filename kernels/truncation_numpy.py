@@ -1,4 +1,4 @@
-"""Sorting and selecting on a CPU, in numpy: a float32 probability and its place in the row make one
+"""Sorting and selecting on a CPU, in numpy: a float32 number and its place in the row make one
 integer of 64 bits, whose sorting takes a tenth of the time of torch's stable sort.
 """
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_SIGN = np.uint32(1 << 31)
 
 
 def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """As `mmaccel.kernels.truncation`; float32 >= 0, V up to 2^32."""
-    bits = weights.contiguous().numpy().view(np.uint32)
-    keys = bits.astype(np.uint64)
-    keys ^= _LOW  # the largest first
+    """As `mmaccel.kernels.truncation`; float32, V up to 2^32."""
+    bits = (weights.detach() + 0.0).numpy().view(np.uint32)  # -0 is 0
+    # the largest first: positive numbers are turned round, and come before negative ones
+    keys = np.where(bits < _SIGN, bits ^ (_SIGN - 1), bits).astype(np.uint64)
     keys <<= _HALF
     keys |= np.arange(weights.shape[-1], dtype=np.uint64)
     keys.sort(-1)

@@ -44,6 +44,8 @@ def test_arg_max_sort_and_selection() -> None:
     scores[0, 0, 5], scores[0, 1] = float("nan"), float("-inf")
     assert torch.equal(sample_numpy.argmax(scores), argmax(scores))
     weights = torch.randint(0, 4, (2, 50, 17), generator=rng) / 3
+    signed = scores[1] * torch.where(torch.rand(50, 17, generator=rng) < 0.5, -1.0, 1.0)  # -0 too
+    assert torch.equal(truncation_numpy.sort_falling(signed)[1], sort_falling(signed)[1])
     for found, wanted in zip(truncation_numpy.sort_falling(weights), sort_falling(weights)):
         assert torch.equal(found, wanted)
     for many in (weights[0], torch.randn(50, 17, generator=rng)):  # with ties and without
