@@ -55,7 +55,6 @@ NUMPY = {  # kernel -> its functions that have a version in kernels/<kernel>_num
     "acceptance": ("is_kept", "redraw", "verify", "follow"),
     "coarse_rounds": ("coarse_rounds",),
     "sample": ("argmax",),
-    "truncation": ("sort_falling",),
     "window_inputs": ("count_new_drafts",),
 }
 # skip what a slot does not need: faster in numpy for any number of rows

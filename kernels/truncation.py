@@ -70,8 +70,7 @@ def truncate(
         least = scores.topk(top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < least, NEVER)
     if top_p is not None and top_p < 1:
-        is_on_host = scores.device.type == "cpu" and mode() == "auto"
-        ordered, order = (truncation_numpy.sort_falling if is_on_host else sort_falling)(scores)
+        ordered, order = sort_falling(scores)
         mass = ordered.softmax(-1)
         beyond = mass.cumsum(-1) - mass >= top_p  # the mass before a token suffices already
         beyond[..., 0] = False
@@ -90,5 +89,6 @@ def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
 
 def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    return ordered, order
+    if weights.device.type == "cpu" and weights.dtype == torch.float32 and mode() == "auto":
+        return truncation_numpy.sort_falling(weights)
+    return weights.sort(dim=-1, descending=True, stable=True)

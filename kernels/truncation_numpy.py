@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-_SIGN = np.uint32(1 << 31)
+_MOST = np.uint32(0x7FFFFFFF)  # bits of a number that is not negative
 
 
 def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
     """As `mmaccel.kernels.truncation`; float32, V up to 2^32."""
     bits = (weights.detach() + 0.0).numpy().view(np.uint32)  # -0 is 0
     # the largest first: positive numbers are turned round, and come before negative ones
-    keys = np.where(bits < _SIGN, bits ^ (_SIGN - 1), bits).astype(np.uint64)
+    keys = np.where(bits <= _MOST, bits ^ _MOST, bits).astype(np.uint64)
     keys <<= _HALF
     keys |= np.arange(weights.shape[-1], dtype=np.uint64)
     keys.sort(-1)

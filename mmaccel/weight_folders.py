@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mmaccel.config_files import Settings, read_json, read_settings, read_value, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
 
+Module = TypeVar("Module", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -114,6 +115,16 @@ class Opened(Generic[Settings]):
     content: dict[str, Any]
     weights: WeightFile
 
+    def build(self, make: Callable[[Settings], Module]) -> Module:
+        """The network that `make` makes of the settings, with the weights, for evaluation, on the
+        CPU; errors as of `WeightFile.read`.
+        """
+        with torch.device("meta"):
+            shapes = shapes_of(make(self.settings))
+        module = make(self.settings)  # with what is no weight
+        module.load_state_dict(self.weights.read(shapes), assign=True)
+        return module.eval().requires_grad_(False)
+
 
 def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") -> Opened[Settings]:
     """Read a folder's configuration and the header of its weights.
@@ -165,10 +176,10 @@ def open_weights(
 
     names: dict[str, tuple[Path, str]] = {}
     shapes = {}
-    parts = [file]
-    if not file.is_file() and _index_of(file).is_file():
-        content = read_json(_index_of(file), option=option)
-        listed = read_value(content, "weight_map", dict, _index_of(file), option)
+    parts, index = [file], _index_of(file)
+    if not file.is_file() and index.is_file():
+        content = read_json(index, option=option)
+        listed = read_value(content, "weight_map", dict, index, option)
         parts = [file.parent / name for name in sorted({*map(str, listed.values())})]
     for part in parts:
         try:

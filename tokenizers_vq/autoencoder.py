@@ -23,7 +23,7 @@ from mmaccel.checks import within
 from mmaccel.errors import ShapeError
 from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
-from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
+from mmaccel.weight_folders import Schema, open_folder, save_folder
 
 
 class ResidualBlock(nn.Module):
@@ -164,13 +164,7 @@ def load_tokenizer(folder: str | Path) -> ImageTokenizer:
     """Load a tokenizer from a folder, in evaluation mode, in float32, on the CPU; errors as of
     `open_folder`.
     """
-    opened = open_folder(FOLDER, folder)
-    with torch.device("meta"):
-        outline = ImageTokenizer(opened.settings)
-    weights = opened.weights.read(shapes_of(outline))
-    tokenizer = ImageTokenizer(opened.settings)
-    tokenizer.load_state_dict(weights, assign=True)
-    return tokenizer.eval().requires_grad_(False)
+    return open_folder(FOLDER, folder).build(ImageTokenizer)
 
 
 def save_tokenizer(

@@ -27,7 +27,7 @@ from mmaccel.checks import Checked, within
 from mmaccel.errors import ShapeError
 from mmaccel.tokenizers_vq.autoencoder import AutoencoderConfig, make_decoder, make_encoder
 from mmaccel.tokenizers_vq.decoded import limit
-from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
+from mmaccel.weight_folders import Schema, open_folder, save_folder
 
 
 class ScaleSums:
@@ -227,13 +227,10 @@ FOLDER = Schema(
 
 
 def load_multi_scale(folder: str | Path) -> MultiScaleTokenizer:
-    """Load a tokenizer from a folder, in evaluation mode, in float32, on the CPU."""
-    opened = open_folder(FOLDER, folder)
-    with torch.device("meta"):
-        outline = MultiScaleTokenizer(opened.settings)
-    weights = opened.weights.read(shapes_of(outline))
-    outline.load_state_dict(weights, assign=True)
-    return outline.eval().requires_grad_(False)
+    """Load a tokenizer from a folder, in evaluation mode, in float32, on the CPU; errors as of
+    `open_folder`.
+    """
+    return open_folder(FOLDER, folder).build(MultiScaleTokenizer)
 
 
 def save_multi_scale(tokenizer: MultiScaleTokenizer, folder: str | Path) -> None:

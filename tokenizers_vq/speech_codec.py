@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from mmaccel.checks import within
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 from mmaccel.tokenizers_vq.mel import LogMel, magnitudes
-from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
+from mmaccel.weight_folders import Schema, open_folder, save_folder
 
 _UP = 2  # columns of the decoder's spectrum for one frame of 20 ms
 _OVERLAP = 4  # of its windows
@@ -280,13 +280,7 @@ def load_codec(folder: str | Path) -> SpeechCodec:
     """Load a codec from a folder, in evaluation mode, in float32, on the CPU; errors as of
     `open_folder`.
     """
-    opened = open_folder(FOLDER, folder)
-    with torch.device("meta"):
-        outline = SpeechCodec(opened.settings)
-    weights = opened.weights.read(shapes_of(outline))
-    codec = SpeechCodec(opened.settings)
-    codec.load_state_dict(weights, assign=True)
-    return codec.eval().requires_grad_(False)
+    return open_folder(FOLDER, folder).build(SpeechCodec)
 
 
 def save_codec(codec: SpeechCodec, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size, refuse_device_map
 from mmaccel.pipelines.hosts.next_scale.folder import FOLDER
@@ -16,7 +14,7 @@ from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.multi_scale import MultiScaleTokenizer, Scales, load_multi_scale
-from mmaccel.weight_folders import open_folder, shapes_of
+from mmaccel.weight_folders import open_folder
 
 
 class ScaleWordImages(WordImages):
@@ -65,7 +63,4 @@ def open_network(
             f"width {asked[2]}, as {FOLDER.config} says, received {list(has[0])}, {has[1]} and "
             f"{has[2]}; the files do not belong together"
         )
-    with torch.device("meta"):
-        network = NextScaleTransformer(config)
-    network.load_state_dict(opened.weights.read(shapes_of(network)), assign=True)
-    return network.to(load_config.device, load_config.dtype).eval().requires_grad_(False)
+    return opened.build(NextScaleTransformer).to(load_config.device, load_config.dtype)

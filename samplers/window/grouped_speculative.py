@@ -36,7 +36,6 @@ from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
-Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
 Ratio = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -84,7 +83,7 @@ class GroupedSpeculative(WindowPolicy):
     def decode(self, run: WindowRun) -> Generation:
         return iterate(run, self.coupling, partial(self.rule, ratio=self._find_ratio(run)))
 
-    def _find_ratio(self, run: WindowRun) -> Ratio:
+    def _find_ratio(self, run: WindowRun) -> Ratio | None:
         if self.groups == "latent":
             codes = run.model.vectors("codes")
             if codes is None or len(codes) != run.vocab_size or codes.isnan().any():
@@ -95,11 +94,7 @@ class GroupedSpeculative(WindowPolicy):
                 )
             near = nearest_codes(codes, self.neighbours).to(run.rows.tokens.device)
             return partial(latent_ratio, near=near, delta=self.delta, cap=self.cap)
-
-        def sort(weights: Tensor) -> tuple[Tensor, Tensor]:
-            return run.backend.run(sort_falling, weights)
-
-        return partial(group_ratio, group=self.group, max_gap=self.max_gap, sort=sort)
+        return None
 
     def rule(
         self,
@@ -122,13 +117,11 @@ class GroupedSpeculative(WindowPolicy):
         return coins < at_tokens(acceptance, drafts), spent
 
 
-def group_ratio(
-    p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
-) -> Tensor:
+def group_ratio(p_target: Tensor, p_draft: Tensor, group: int, max_gap: float) -> Tensor:
     """min(1, P(G)/Q(G)) `[B, K, V]` for every token's group: of rank r (by p_target, falling) r
     itself and the ranks r-group … r+group-1 whose probability is less than `max_gap` away.
     """
-    ordered, order = (sort or sort_falling)(p_target)
+    ordered, order = sort_falling(p_target)
     size = ordered.shape[-1]
     rising = -ordered
     # a gap that counts has a probability of at least `max_gap` above it: few ranks are so high
