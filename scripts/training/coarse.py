@@ -49,7 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     guidance = args.guidance or [None]
     drafts = args.drafts if args.drafts == "neighbour" else Coarse(args.drafts)
     policy = RecordedJacobi(args.window, drafts, config=config)
-    files = collect_passes(target, policy, work, args.samples, args.batch, guidance)
+    files = collect_passes(target, policy, work, range(args.samples), args.batch, guidance)
+    plain = RecordedJacobi(1, "neighbour", config=config)
+    rows = range(args.samples, args.samples + args.plain)
+    files += collect_passes(target, plain, work / "plain", rows, 8 * args.batch, guidance)
     _, _, params = target.plan(target.prompts[:1], guidance[0])
     output = target.window.output_matrix().detach()
     data = PassData(files, config)
@@ -63,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         "command": shlex.join(["python", "-m", "scripts.training", "coarse", *arguments]),
         "data": {
             "rows": data.n_rows,
+            "plain": args.plain,
             "slots": data.n_pairs,
             "window": args.window,
             "guidance": guidance,
@@ -94,6 +98,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompts", help="file with one prompt a line")
     parser.add_argument("--ids", action="store_true", help="text: prompts are ids with blanks")
     parser.add_argument("--samples", type=int, default=200, help="rows to learn from")
+    parser.add_argument("--plain", type=int, default=0, help="more rows, of one token a pass")
     parser.add_argument("--steps", type=int, default=PLAN.steps, help="of training, in all")
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--batch", type=int, default=8, help="rows decoded together")
@@ -121,7 +126,7 @@ def measure(target: Target, args: argparse.Namespace, scale: float | None) -> di
     """Tokens a pass on fresh rows without and with the coarse model in `args.out`; `is_equal` says
     whether both made the same tokens.
     """
-    rows = target.fresh_rows(args.samples, args.measured)
+    rows = target.fresh_rows(args.samples + args.plain, args.measured)
     plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
     coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)
     return {

@@ -3,6 +3,7 @@
 Of every pass some slots are kept that were not accepted: the state that the pass computed (the
 stale one), and the neighbours that it saw. The states of accepted tokens are final: the large model
 computed them on the right tokens. What changes between the two is what a coarse model predicts.
+Rows of one token a pass have final states alone, and cost a fifth.
 """
 
 from __future__ import annotations
@@ -127,12 +128,12 @@ def collect_passes(
     target: Target,
     policy: RecordedJacobi,
     work: Path,
-    count: int,
+    rows: range,
     batch: int,
     guidance: Sequence[float | None],
 ) -> list[Path]:
-    """Sample `count` rows and write their passes, a file a batch; files that are there are kept.
-    Batches take the guidance scales in turn.
+    """Sample rows and write their passes, a file a batch; files that are there are kept. Batches
+    take the guidance scales in turn.
     """
     work.mkdir(parents=True, exist_ok=True)
     assert policy.config is not None
@@ -151,19 +152,19 @@ def collect_passes(
             "received others; give another --work"
         )
     note.write_text(text, encoding="utf-8")
-    files = [work / f"passes-{k:05d}.safetensors" for k in range(-(-count // batch))]
+    files = [work / f"passes-{k:05d}.safetensors" for k in range(-(-len(rows) // batch))]
     for k, file in enumerate(files):
         if file.exists():
             continue
         policy.runs.clear()
         began = time.monotonic()
-        rows = range(k * batch, min(count, (k + 1) * batch))
-        target.sample(policy, rows, guidance[k % len(guidance)])
+        some = rows[k * batch : (k + 1) * batch]
+        target.sample(policy, some, guidance[k % len(guidance)])
         partial = file.with_suffix(".partial")
         content = {name: value.contiguous() for name, value in policy.runs[0].items()}
         save_file(content | {"seconds": torch.tensor(time.monotonic() - began)}, partial)
         partial.replace(file)
-        print(f"{rows.stop} of {count} rows", flush=True)
+        print(f"{some.stop - rows.start} of {len(rows)} rows", flush=True)
     return files
 
 
@@ -226,7 +227,11 @@ class PassData:
         self.n_rows = len(self._tokens)
         self.n_pairs = len(self._rows)
         is_validation = self._rows % _VALIDATION == 0
-        self._pools = {True: is_validation.nonzero()[:, 0], False: (~is_validation).nonzero()[:, 0]}
+        has_next = self._slots + 1 < self._lengths[self._rows]
+        chosen = {True: is_validation, False: ~is_validation}
+        self._pools = {each: own.nonzero()[:, 0] for each, own in chosen.items()}
+        self._before = {each: (own & has_next).nonzero()[:, 0] for each, own in chosen.items()}
+        self._plain = torch.ones(self.n_rows).index_fill(0, self._rows, 0).nonzero()[:, 0]
         made = self._tokens[:, self._origin :].long()
         self.counts = made.flatten().bincount(minlength=n_ids + 1)[:n_ids]
 
@@ -241,23 +246,23 @@ class PassData:
         )
 
     def draw_unseen(self, count: int, rng: torch.Generator, is_validation: bool = False) -> Slots:
-        """Slots after one that a pass has seen, at distances that are mostly small."""
-        pool = self._pools[is_validation]
-        found = []
-        n_found = 0
-        while n_found < count:
-            chosen = pool[torch.randint(len(pool), (count,), generator=rng)]
-            distances = torch.empty(count, dtype=torch.int64).geometric_(0.2, generator=rng)
-            distances = distances.clamp(max=self.config.reach)
-            slots = self._slots[chosen] + distances
-            is_inside = slots < self._lengths[self._rows[chosen]]
-            if not is_inside.any():  # rows of one or two slots
-                slots = self._slots[chosen]
-                is_inside = torch.ones_like(is_inside)
-            found.append(torch.stack([chosen, slots, distances])[:, is_inside])
-            n_found += int(is_inside.sum())
-        chosen, slots, distances = torch.cat(found, 1)[:, :count]
-        return self._make(self._rows[chosen], slots, distances, None, self._states[chosen])
+        """Slots after one that a pass has seen, at distances that are mostly small; in training
+        half of them, where there are such rows, of rows of one token a pass.
+        """
+        pool = self._before[is_validation]
+        n_rows = 0 if is_validation else len(self._plain)
+        n_plain = count // 2 if n_rows else 0
+        plain = self._plain[torch.randint(max(n_rows, 1), (n_plain,), generator=rng)]
+        at = torch.randint(self._finals.shape[1], (n_plain,), generator=rng)
+        at %= (self._lengths[plain] - 1).clamp(min=1)
+        chosen = pool[torch.randint(len(pool), (count - n_plain,), generator=rng)]
+        rows = torch.cat([self._rows[chosen], plain])
+        slots = torch.cat([self._slots[chosen], at])
+        states = torch.cat([self._states[chosen].float(), self._finals[plain, at].float()])
+        distances = torch.empty(count, dtype=torch.int64).geometric_(0.2, generator=rng)
+        room = self._lengths[rows] - 1 - slots  # to the row's last slot
+        distances = distances.clamp(max=self.config.reach).minimum(room)
+        return self._make(rows, slots + distances, distances, None, states)
 
     def _make(
         self, rows: Tensor, slots: Tensor, distances: Tensor, seen: Tensor | None, states: Tensor

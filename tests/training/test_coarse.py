@@ -83,13 +83,36 @@ def test_what_is_recorded_is_what_the_models_own_pass_says(tmp_path: Path) -> No
         assert torch.allclose(run["finals"][row, :n].float(), states, atol=0.02)
     is_stale = (run["finals"][run["rows"], run["slots"]] != run["states"]).any(1)
     assert is_stale.float().mean() > 0.5
-    files = collect_passes(target, policy, tmp_path / "work", 3, 2, [None])  # 3 and 4 ids wide
+    files = collect_passes(
+        target, policy, tmp_path / "work", range(3), 2, [None]
+    )  # 3 and 4 ids wide
     data, at = PassData(files, config), torch.tensor([2, 0, 1])
     slots = data._make(torch.arange(3), at, torch.zeros(3).long(), None, torch.zeros(3, 32))
     for row, slot in enumerate(at.tolist()):
         before = (PROMPTS[row] + made.tokens[row, :slot].tolist())[::-1][:8]
         assert slots.now[row].tolist() == before + [40] * (8 - len(before))
         assert int(slots.tokens[row]) == int(made.tokens[row, slot])
+
+
+def test_half_of_the_new_slots_are_of_rows_of_one_token_a_pass(tmp_path: Path) -> None:
+    """Behind a slot's final state, never behind the end of a row, nor in validation."""
+    target = open_target(coarse.parse(make_text_model(tmp_path)))
+    config = target.config(16, 8)
+    few, plain = (RecordedJacobi(width, "neighbour", config=config) for width in (8, 1))
+    files = collect_passes(target, few, tmp_path / "few", range(3), 3, [None])
+    more = collect_passes(target, plain, tmp_path / "plain", range(3, 6), 3, [None])
+    data = PassData([*files, *more], config)
+    finals, lengths = plain.runs[0]["finals"].float(), plain.runs[0]["lengths"]
+    found = data.draw_unseen(200, torch.Generator().manual_seed(0))
+    before = found.slots - found.distances
+    is_plain = (finals[:, before].transpose(0, 1) == found.states[:, None]).all(-1)  # [K, 3]
+    assert bool(is_plain[100:].any(1).all()) and not bool(is_plain[:100].any())
+    rows = is_plain[100:].int().argmax(1)
+    assert bool((found.slots[100:] < lengths[rows]).all()) and int(found.distances.min()) == 1
+    assert torch.equal(found.finals[100:], finals[rows, found.slots[100:]])
+    rng = torch.Generator().manual_seed(0)
+    checked = data.draw_unseen(200, rng, is_validation=True).states
+    assert not bool((checked[:, None] == finals.flatten(0, 1)).all(-1).any())
 
 
 def test_a_large_vocabulary_is_normalised_over_a_part(tmp_path: Path) -> None:
