@@ -19,7 +19,7 @@ from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, sa
 from scripts.training.coarse_passes import PassData, Slots
 from scripts.training.loop import Plan, Task
 
-PLAN = Plan(6000, 3000, 1152, warmup=200, mixed=True, keeps_best=True)
+PLAN = Plan(4000, 2000, 2304, warmup=200, mixed=True, keeps_best=True)
 _UNSEEN = 3  # one slot of so many
 _WRONG = 0.05  # share of a slot's neighbours that are replaced by any token: drafts are wrong too
 _WHOLE_VOCABULARY = 4096  # up to which the softmax is over all ids
