@@ -53,9 +53,7 @@ SIZES, PREFIXED, AT_ONCE = [1, 2, 5], [None, 2, None, 5, None], [1, 3, 9]
 def prompt(rows: list[int], scale: float, width: int = 0) -> Prompt:
     """Ragged prompts, with room for longer ones."""
     tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * (scale != 1)
-    made = make_prompt(tokens, 1 + (scale != 1), stop_tokens=torch.tensor(STOPS))
-    pad = max(0, width - made.tokens.shape[1])
-    return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+    return make_prompt(tokens, 1 + (scale != 1), width, stop_tokens=torch.tensor(STOPS))
 
 
 @cache
@@ -89,14 +87,16 @@ def open_target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Ta
 
 
 def decode(
-    policy: Any, window: Any, rows: list[int], scale: float, batching: Any = None, width: int = 0
-) -> Generation:
+    policy: Any, window: Any, rows: list[int], scale: float, batching: Any = None, width: int = 0,
+    on_step: Any = None, **changes: Any,
+) -> Generation:  # fmt: skip
     made: Generation = policy.sample(
         window,
-        replace(prompt(rows, scale, width), batching=batching),
+        replace(prompt(rows, scale, width), batching=batching, **changes),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
+        on_step=on_step,
     )
     assert made.stats.route == ("fused" if window.setup.fused else "model")
     return made

@@ -96,9 +96,7 @@ class Texts:
         """The prompt of some rows, with room for a longer one."""
         tokens = [self.prompts[row] for row in rows]
         tokens += [self.others[row] for row in rows] * (scale != 1)
-        made = make_prompt(tokens, 1 + (scale != 1))
-        pad = max(0, width - made.tokens.shape[1])
-        return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+        return make_prompt(tokens, 1 + (scale != 1), width)
 
     def decode(
         self, window: Any, rows: list[int], batching: ContinuousBatching | None = None, *,
