@@ -80,12 +80,6 @@ def test_planted_bug_is_rejected(
     assert_rejected(policy, FREE)
 
 
-@pytest.mark.slow
-def test_without_a_bug_nothing_is_rejected(tmp_path: Path) -> None:
-    policy = SpeculativeJacobi(3, "maximal", source_of(FREE, tmp_path, candidates=1))
-    assert_exact(policy, FREE)
-
-
 # policy -> how it is made from a source; windows have more draft slots than there are rounds
 ROUNDS: dict[str, Callable[[Coarse], Any]] = {
     **{rule: lambda source, rule=rule: SpeculativeJacobi(4, rule, source) for rule in COUPLINGS},

@@ -340,11 +340,3 @@ def test_planted_bugs_are_seen(
     plant(monkeypatch)
     name = "hot, top-p" if plant is filter_twice else "plain"
     assert_rejected(policy(name, RSD(), TREES[1]), setting(name))
-
-
-@pytest.mark.slow
-def test_a_residual_that_is_forgotten_is_seen_with_replacement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _forget_residual(monkeypatch)
-    assert_rejected(policy("plain", MCSD(), TREES[1]), setting("plain"))

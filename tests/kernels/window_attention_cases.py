@@ -50,14 +50,17 @@ def compare(lane: Lane, args: tuple[Tensor, ...], **options: Any) -> Tensor:
     return out
 
 
-def _ragged(sizes: Sizes, starts: list[int], value_head: int | None, lane: Lane) -> None:
-    compare(lane, make(lane, sizes, starts, value_head), ragged=True)
-
-
 def _plain(
-    sizes: Sizes, starts: list[int], value_head: int | None, softcap: float | None, lane: Lane
+    sizes: Sizes, starts: list[int], value_head: int | None, lane: Lane, **options: Any
 ) -> None:
-    compare(lane, make(lane, sizes, starts, value_head), softcap=softcap)
+    compare(lane, make(lane, sizes, starts, value_head), **options)
+
+
+def expect_alike(lane: Lane, what: str, made: list[Tensor]) -> None:
+    """Results agree but for the order of sums."""
+    tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
+    for other in made[1:]:
+        lane.expect(what, other, made[0], atol=tolerance, rtol=tolerance)
 
 
 def _splits(lane: Lane) -> None:
@@ -70,9 +73,7 @@ def _splits(lane: Lane) -> None:
         count = lambda *_, splits=splits: splits  # noqa: E731
         with mock.patch.object(window_attention_triton, "count_splits", count):
             made.append(compare(lane, args))
-    for other in made[1:]:
-        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
-        lane.expect("splits", other, made[0], atol=tolerance, rtol=tolerance)
+    expect_alike(lane, "splits", made)
 
 
 def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> None:
@@ -106,9 +107,7 @@ def _programs(lane: Lane) -> None:
             mock.patch.object(window_attention_even_triton, "UNITS", 16),
         ):
             made.append(compare(lane, args, ragged=True))
-    for other in made[1:]:
-        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
-        lane.expect("programs", other, made[0], atol=tolerance, rtol=tolerance)
+    expect_alike(lane, "programs", made)
 
 
 def _nothing_seen(ragged: bool, lane: Lane) -> None:
@@ -142,15 +141,9 @@ def _lists(size: int, lane: Lane, capacity: int = 200) -> Blocks:
     return Blocks(index.to(lane.device), count.to(lane.device), size)
 
 
-def _blocks(size: int, lane: Lane) -> None:
-    args = make(lane, (2, 2, 2, 3, 200, 64), [120, 197])
-    out = compare(lane, args, blocks=_lists(size, lane))
-    assert not out[0, :2].any() and out[0, 2:].any()
-
-
-def _ragged_blocks(size: int, lane: Lane) -> None:
-    args = make(lane, (2, 2, 2, 3, 400, 64), [320, 397])
-    out = compare(lane, args, blocks=_lists(size, lane, 400), ragged=True)
+def _blocks(size: int, capacity: int, lane: Lane, **options: Any) -> None:
+    args = make(lane, (2, 2, 2, 3, capacity, 64), [capacity - 80, capacity - 3])
+    out = compare(lane, args, blocks=_lists(size, lane, capacity), **options)
     assert not out[0, :2].any() and out[0, 2:].any()
 
 
@@ -191,25 +184,30 @@ _LARGE_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
 }
 _HALVES = (torch.float16, torch.bfloat16)
 CASES = [
-    Case(name, partial(_plain, sizes, starts, value, None))
+    Case(name, partial(_plain, sizes, starts, value))
     for name, (sizes, starts, value) in _SHAPES.items()
 ]
 CASES += [
-    Case(name, partial(_plain, sizes, starts, value, None), large=True)
+    Case(name, partial(_plain, sizes, starts, value), large=True)
     for name, (sizes, starts, value) in _LARGE.items()
 ]
 CASES += [
-    Case("heads of 256 numbers", partial(_plain, (1, 2, 8, 5, 70, 256), [65], None, None), _HALVES),
-    Case("softcap", partial(_plain, (2, 1, 2, 5, 100, 64), [0, 95], None, 0.7)),
+    Case("heads of 256 numbers", partial(_plain, (1, 2, 8, 5, 70, 256), [65], None), _HALVES),
+    Case("softcap", partial(_plain, (2, 1, 2, 5, 100, 64), [0, 95], None, softcap=0.7)),
     Case("1, 2 and 8 splits", _splits, versions=("triton",)),
     *(
-        Case(f"ragged: {name}", partial(_ragged, *args), versions=("triton",), large=large)
+        Case(
+            f"ragged: {name}",
+            partial(_plain, *args, ragged=True),
+            versions=("triton",),
+            large=large,
+        )
         for cases, large in ((_RAGGED, False), (_LARGE_RAGGED, True))
         for name, args in cases.items()
     ),
     Case("ragged: 1 to 11 programs", _programs, versions=("triton",)),
     *(
-        Case(f"ragged: blocks of {n}", partial(_ragged_blocks, n), versions=("triton",))
+        Case(f"ragged: blocks of {n}", partial(_blocks, n, 400, ragged=True), versions=("triton",))
         for n in (1, 48)
     ),
     Case("ragged: nothing seen", partial(_nothing_seen, True), versions=("triton",)),
@@ -226,6 +224,6 @@ CASES += [
     Case("nothing seen", partial(_nothing_seen, False)),
     *(Case(f"sliding window {n}", partial(_sliding, n)) for n in (1, 64, 65)),
     *(Case(f"trees for {n} rows", partial(_tree, n)) for n in (1, 2)),
-    *(Case(f"blocks of {n}", partial(_blocks, n)) for n in (1, 16, 48, 64)),
+    *(Case(f"blocks of {n}", partial(_blocks, n, 200)) for n in (1, 16, 48, 64)),
     Case("all at once", partial(_all_at_once, 200, False)),
 ]
