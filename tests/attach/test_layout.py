@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Frames, Grid
-from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
+from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm, falls_back
 
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
 GRID = Grid(rows=2, width=3, vocab_size=VOCAB, tokens=(10, 30), row_end=31)
@@ -87,11 +87,9 @@ def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) ->
     torch.manual_seed(3)
     by_hand = allow if layout is FRAMES else allow_grid
     plain = model.generate(**options, prefix_allowed_tokens_fn=by_hand).sequences
-    with mmaccel.attach(model, "jacobi", layout=layout) as run:
+    with falls_back(model, name.split(",")[0], layout=layout):
         torch.manual_seed(3)
-        with pytest.warns(UserWarning, match="without the policy"):
-            ours = model.generate(**options).sequences
-    assert run.stats is not None and name.split(",")[0] in run.stats.fallbacks[0]
+        ours = model.generate(**options).sequences
     assert torch.equal(ours, plain)
 
 

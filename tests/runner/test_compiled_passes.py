@@ -19,10 +19,9 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.pipelines.hosts.runner import compiled_passes, onednn
 from mmaccel.pipelines.hosts.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.hosts.runner.engine import Engine
-from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
-from tests.fixtures.fused_lms import build_decoder, lay_out_all
+from tests.fixtures.fused_lms import build_decoder, lay_out_all, note_products
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
@@ -99,11 +98,7 @@ def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPat
     """Where that is faster; not from weights that changed since."""
     lay_out_all(monkeypatch)
     plain, compiled = open_windows()
-    rows: list[int] = []
-    own = PackedLinear.multiply_reordered
-    monkeypatch.setattr(
-        PackedLinear, "multiply_reordered", lambda self, x: (rows.append(len(x)), own(self, x))[1]
-    )
+    rows = note_products(monkeypatch)
     for factor in (1, 1.1):
         with torch.no_grad():
             for parameter in plain.model.parameters():
