@@ -32,6 +32,7 @@ from tests.fixtures.their_weights import (
 from tests.fixtures.tiny_lms import build_lm
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the quantisers
+GREEDY: dict[str, Any] = PROMPTS | LENGTH | {"do_sample": False}
 _WEIGHT_ONLY = "Int8WeightOnlyConfig"
 _DYNAMIC = "Int8DynamicActivationInt8WeightConfig"
 
@@ -134,9 +135,9 @@ def test_a_wrong_mask_is_told_from_rounding(
         mmaccel.attach(model, "jacobi", strict=True)
     with warnings.catch_warnings(), mmaccel.attach(model, "jacobi") as run:
         warnings.simplefilter("ignore")
-        made = model.generate(**PROMPTS, **LENGTH, do_sample=False)
+        made = model.generate(**GREEDY)
     assert run.stats is not None and run.stats.fallbacks == [support.reason]
-    assert made.equal(model.generate(**PROMPTS, **LENGTH, do_sample=False))
+    assert made.equal(model.generate(**GREEDY))
 
 
 def test_the_self_check_runs_once() -> None:
@@ -174,27 +175,26 @@ def _with_adapter(**options: Any) -> Any:
 def test_adapters_of_peft(options: dict[str, Any]) -> None:
     wrapped = _with_adapter(**options)
     check_own_tokens(wrapped)
-    own = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
-    plain = build_lm("llama").generate(**PROMPTS, **LENGTH, do_sample=False)
+    own = wrapped.generate(**GREEDY)
+    plain = build_lm("llama").generate(**GREEDY)
     assert not own.equal(plain)
     merged = wrapped.merge_and_unload()
     check_own_tokens(merged)
-    assert merged.generate(**PROMPTS, **LENGTH, do_sample=False).equal(own)
+    assert merged.generate(**GREEDY).equal(own)
 
 
 def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
     wrapped = _with_adapter(target_modules=["q_proj", "lm_head"])
-    options = PROMPTS | LENGTH | dict(do_sample=False)
-    own = wrapped.generate(**options)
-    plain = build_lm("llama").generate(**options)
+    own = wrapped.generate(**GREEDY)
+    plain = build_lm("llama").generate(**GREEDY)
     with mmaccel.attach(wrapped, mmaccel.Jacobi(8), strict=True) as run:
-        assert wrapped.generate(**options).equal(own)
+        assert wrapped.generate(**GREEDY).equal(own)
         with wrapped.disable_adapter():
-            assert wrapped.generate(**options).equal(plain)
+            assert wrapped.generate(**GREEDY).equal(plain)
         wrapped.merge_adapter()
-        assert wrapped.generate(**options).equal(own)
+        assert wrapped.generate(**GREEDY).equal(own)
         wrapped.unmerge_adapter()
-        assert wrapped.generate(**options).equal(own)
+        assert wrapped.generate(**GREEDY).equal(own)
     assert len(run.history) == 4 and all(stats.passes < 14 for stats in run.history)
 
 
@@ -202,9 +202,9 @@ def test_prompts_that_peft_learned_run_the_original() -> None:
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     wrapped = peft.get_peft_model(build_lm("llama"), config).eval()
-    plain = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
+    plain = wrapped.generate(**GREEDY)
     with warnings.catch_warnings(), mmaccel.attach(wrapped, "jacobi") as run:
         warnings.simplefilter("ignore")
-        made = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
+        made = wrapped.generate(**GREEDY)
     assert made.equal(plain)
     assert run.stats is not None and "another" in run.stats.fallbacks[0]

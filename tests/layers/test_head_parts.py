@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,12 +127,6 @@ def _all_rows_write_where_the_longest_does(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "heads are joined in the order of parts": _heads_come_back_as_parts,
-    "position after eviction": _all_rows_write_where_the_longest_does,
-}
-
-
 def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
     own = WindowLayer.count
     patch.setattr(
@@ -142,22 +135,25 @@ def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-ROUND_BUGS = {"all heads hold as much as the longest": _all_heads_hold_as_much}
+def check_once(reference: str) -> None:
+    test_eviction.check_masked("qwen2", reference)
 
 
-@pytest.mark.parametrize("bug", ROUND_BUGS)
-def test_planted_bugs_of_rounds_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ROUND_BUGS[bug](monkeypatch)
+def check_rounds(reference: str) -> None:
+    test_eviction.check_rounds(PLAIN, reference)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (_heads_come_back_as_parts, check_once),  # joined in the order of parts
+        (_all_rows_write_where_the_longest_does, check_once),
+        (_all_heads_hold_as_much, check_rounds),  # as the longest
+    ],
+)
+def test_planted_bugs_are_seen(plant: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         for reference in ("kvzap", "kvzap, a higher threshold"):
-            test_eviction.check_rounds(PLAIN, reference)
-            check_speculation(reference, 1)
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUGS[bug](monkeypatch)
-    with pytest.raises(AssertionError):
-        for reference in ("kvzap", "kvzap, a higher threshold"):
-            test_eviction.check_masked("qwen2", reference)
+            check(reference)
             check_speculation(reference, 1)
