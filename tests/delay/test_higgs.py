@@ -78,11 +78,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options, says", REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_refused(options: Any, says: str) -> None:
-    assert is_refused(open_host("higgs"), says, **options)
-
-
 def test_a_call_that_falls_back_returns_what_it_returns_without_a_policy() -> None:
     """Codes `[B, S, K]`; rows end at steps of their own, with an id that is no code."""
     host, (options, says) = open_host("higgs"), REFUSED["repaired scores"]

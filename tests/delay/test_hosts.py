@@ -13,6 +13,7 @@ from mmaccel.pipelines.hosts.delay.dia import DiaRules, DiaSteps
 from mmaccel.pipelines.hosts.delay.family import CodeDecoder
 from mmaccel.pipelines.hosts.delay.higgs import HiggsRules, HiggsSteps
 from mmaccel.pipelines.hosts.delay.musicgen import MusicgenSteps
+from tests.delay import test_dia, test_higgs, test_musicgen
 from tests.delay.hosts import (
     BITWISE,
     CALLS,
@@ -86,6 +87,17 @@ def test_refused_calls_run_the_models_own_loop() -> None:
     own = host.call(**options)
     with falls_back(host.model, "^output_scores$|ran without the policy: output_scores"):
         assert torch.equal(host.call(**options), own)
+
+
+REFUSED = {"dia": test_dia.REFUSED, "higgs": test_higgs.REFUSED, "musicgen": test_musicgen.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, cases in REFUSED.items() for case in cases]
+)
+def test_what_is_refused(name: str, case: str) -> None:
+    options, says = REFUSED[name][case]
+    assert is_refused(open_host(name), says, **options)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -18,12 +18,10 @@ from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
 from tests.fixtures.vlm_processors import PROCESSORS
+from tests.vision_language.runs import reduces
 
 QUESTIONS = [QUESTION, "how many stars are there?", "what number is on the green sign ?"]
 N_NEW = 9
-reduces = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from tests.fixtures.tiny_lms import VOCAB
 from tests.fixtures.toy_models import make_prompt
 from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names
+from tests.matrix.test_batching import check_rows
 
 CANVAS = [  # those of scales run in tests/canvas/test_scale_reductions.py
     name
@@ -226,12 +227,12 @@ def test_a_row_is_the_row_alone(name: str, form: dict[str, Any], cell: dict[str,
         given: list[FinishedRow] = []
         made = decode(policy, cell, ALL, ContinuousBatching(n, given.append))
         assert_alone(made, alone, counts=not drafts or n == 1)
-        check_finished(given, alone, counts=not drafts or n == 1)
+        check_rows(given, alone, counts=not drafts or n == 1)
     given = []
     arriving = Arriving(ALL[2:], lambda rows: prompt(cell, rows), 2)
     decode(policy, cell, [0, 1], ContinuousBatching(4, given.append, arriving), width=7)
     if not arriving.waiting:  # otherwise the run was empty before they came
-        check_finished(given, alone, counts=not drafts)
+        check_rows(given, alone, counts=not drafts)
 
 
 def assert_alone(made: Generation, alone: list[Generation], *, counts: bool) -> None:
@@ -245,14 +246,3 @@ def assert_alone(made: Generation, alone: list[Generation], *, counts: bool) -> 
         assert made.stats.row_passes == sum(own.stats.row_passes for own in alone)
         nats = sum(own.stats.nats for own in alone)
         assert made.stats.nats == pytest.approx(nats, rel=1e-9, abs=1e-12)
-
-
-def check_finished(given: list[FinishedRow], alone: list[Generation], *, counts: bool) -> None:
-    """Rows as they were handed out."""
-    assert sorted(row.row for row in given) == ALL
-    for row in given:
-        own = alone[row.row]
-        assert row.tokens.tolist() == own.tokens[0, : int(own.lengths[0])].tolist()
-        if counts:
-            assert (row.passes, row.accepted) == (int(own.passes[0]), own.stats.accepted)
-            assert row.nats == pytest.approx(own.stats.nats, rel=1e-9, abs=1e-12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,20 @@ def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
     assert len(made) == 1
 
 
+@pytest.fixture
+def looked_for_anew() -> Iterator[None]:
+    find_obstacle.cache_clear()
+    yield
+    find_obstacle.cache_clear()
+
+
+def said_of_the_compiler() -> str:
+    found = next(finding for finding in list_devices() if finding.what == "compiler")
+    assert found.state == "no"
+    return found.detail
+
+
+@pytest.mark.usefixtures("looked_for_anew")
 def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpp_builder
 
@@ -259,15 +273,11 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("No working C++ compiler found in config.cpp.cxx")
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", find)
-    find_obstacle.cache_clear()
-    try:
-        assert "finds no C++ compiler" in find_obstacle()
-        found = next(finding for finding in list_devices() if finding.what == "compiler")
-        assert found.state == "no" and "finds no C++ compiler" in found.detail
-    finally:
-        find_obstacle.cache_clear()
+    assert "finds no C++ compiler" in find_obstacle()
+    assert "finds no C++ compiler" in said_of_the_compiler()
 
 
+@pytest.mark.usefixtures("looked_for_anew")
 @pytest.mark.parametrize("folder", ["cache", "."])
 def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
@@ -282,16 +292,11 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
     else:
         monkeypatch.setattr(compiled_passes, "TemporaryFile", refuse)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
-    find_obstacle.cache_clear()
-    try:
-        found = next(finding for finding in list_devices() if finding.what == "compiler")
-        assert found.state == "no" and "torch cannot write its compile cache" in found.detail
-        assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in found.detail
-        assert "finds no" not in found.detail
-        with pytest.raises(MissingBackendError, match="a folder that can be written, or set comp"):
-            Engine(compile=True).check("cpu")
-    finally:
-        find_obstacle.cache_clear()
+    said = said_of_the_compiler()
+    assert "torch cannot write its compile cache" in said and "finds no" not in said
+    assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in said
+    with pytest.raises(MissingBackendError, match="a folder that can be written, or set comp"):
+        Engine(compile=True).check("cpu")
 
 
 @needs_compiler

@@ -249,24 +249,30 @@ def test_too_little_context_is_heard(
         assert_like(chunks, whole, -30)
 
 
+SLOW = LONG | {"seed": 5, "policy": Autoregressive()}
+
+
+def is_free(pipe: TextToSpeech) -> bool:
+    """Whether it takes another call."""
+    return len(pipe("a red fox", seed=5, max_seconds=0.1)) == 1
+
+
 def test_leaving_the_loop_ends_decoding(endless: TextToSpeech) -> None:
     passes: list[int] = []
-    options: dict[str, Any] = dict(
-        seed=5, policy=Autoregressive(), chunk_seconds=0.04, **LONG,
-        on_step=lambda progress: passes.append(progress.passes),
-    )  # fmt: skip
+    options = SLOW | {"chunk_seconds": 0.04}
+    options["on_step"] = lambda progress: passes.append(progress.passes)
     with endless.stream("a red fox", **options) as made:
         for _ in made:
             break
     n = passes[-1]
     assert n < 60 and list(made) == [] and made.stats is None and made.utterance is None
-    assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1  # the model is free
+    assert is_free(endless)  # the model is free
     assert passes[-1] == n
     held = endless.stream("a red fox", **options)
     for _ in held:
         break
     assert held.stats is None
-    assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
+    assert is_free(endless)
     with endless.stream("a red fox", **options) as made:
         next(made)
         with pytest.raises(BusyError):
@@ -285,9 +291,9 @@ def test_on_step_may_close_its_stream(endless: TextToSpeech) -> None:
         if progress.passes == 5:
             made.close()
 
-    made = endless.stream("a red fox", seed=5, policy=Autoregressive(), **LONG, on_step=leave)
+    made = endless.stream("a red fox", **SLOW, on_step=leave)
     assert list(made) == [] and passes == [1, 2, 3, 4, 5] and made.stats is None
-    assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
+    assert is_free(endless)
 
 
 @pytest.mark.parametrize(("last", "n_frames"), [(33, 33), (4, 10)])
@@ -297,7 +303,7 @@ def test_on_step_ends_the_sound_too(endless: TextToSpeech, last: int, n_frames: 
     def cut(progress: Any) -> Tensor | None:
         return torch.full_like(progress.lengths, last) if progress.lengths[0] == 38 else None
 
-    made, chunks = stream(endless, seed=5, policy=Autoregressive(), **LONG, on_step=cut)
+    made, chunks = stream(endless, **SLOW, on_step=cut)
     assert len(made.utterance.tokens) == last
     assert len(join(chunks)) == len(made.utterance.waveform) == n_frames * HOP
 
@@ -310,11 +316,11 @@ def test_ctrl_c_ends_decoding(endless: TextToSpeech) -> None:
         if progress.passes == 3:
             _thread.interrupt_main()
 
-    made = endless.stream("a red fox", seed=5, policy=Autoregressive(), **LONG, on_step=interrupt)
+    made = endless.stream("a red fox", **SLOW, on_step=interrupt)
     with pytest.raises(KeyboardInterrupt):
         for _ in made:
             pass
-    assert passes[-1] < 60 and len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
+    assert passes[-1] < 60 and is_free(endless)
 
 
 def spoil_sound(pipe: TextToSpeech, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

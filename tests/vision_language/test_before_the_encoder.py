@@ -154,9 +154,8 @@ def prune_packed(
         windows = window_masks(grids, torch.cat(frames))  # in whose order a frame's patches are
         hidden = [own for frame in windows for own in frame]
         hidden += [torch.cat(frame, 1) for frame in windows]
-    function = getattr(model.base_model, f"get_{modality}_features")
     with hiding(model.base_model.visual, hidden):
-        out = function(inputs[key], grids, return_dict=True)
+        out = encode(model, inputs, modality)
     return at_places(out, list(torch.tensor(stands).split(lengths))), stands
 
 
@@ -266,10 +265,8 @@ def shrink_packed(
                     for dx in (0, 1):
                         top, left = 4 * (2 * y + dy), 4 * (2 * x + dx)
                         packed.append(image[:, top : top + 4, left : left + 4].flatten())
-    function = getattr(model.base_model, f"get_{modality}_features")
-    out = function(torch.stack(packed), torch.tensor(small_grids), return_dict=True)
-
-    return at_places(out, cells), stands
+    smaller = {key: torch.stack(packed), f"{modality}_grid_thw": torch.tensor(small_grids)}
+    return at_places(encode(model, smaller, modality), cells), stands
 
 
 def reference_answer(
