@@ -31,6 +31,7 @@ from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.scheduling import Scheduler
+from tests.exactness.bitwise_runs import PROMPTS
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.lanes import every
@@ -106,10 +107,9 @@ def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy, way:
     """The other rows process tokens where their next passes begin; batch slots are all there from
     the beginning.
     """
-    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
 
     def read(chosen: list[int], width: int = 5) -> Prompt:
-        tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
+        tokens = [PROMPTS[row] for row in chosen] + [PROMPTS[-1 - row] for row in chosen]
         return make_prompt(tokens, 2, width, stop_tokens=torch.tensor([4]))
 
     def toy(chosen: list[int], batching: ContinuousBatching | None, size: Any = None) -> Generation:

@@ -13,9 +13,8 @@ from torch import Tensor
 from mmaccel.kernels.packed_attention import packed_attention
 from tests.kernels.case import Case, Lane
 from tests.kernels.pack_group_cases import make_packed
-from tests.kernels.window_attention_cases import TOLERANCE, expect_alike
+from tests.kernels.window_attention_cases import TOLERANCE, Sizes, expect_alike
 
-Sizes = tuple[int, int, int, int, int, int]
 _RESIDUAL = 5  # entries that are as they were at least, and those of a group
 
 

@@ -18,6 +18,7 @@ from mmaccel.kernels.window_attention import Blocks, window_attention
 from tests.kernels.case import Case, Lane
 
 Sizes = tuple[int, int, int, int, int, int]
+_Shapes = dict[str, tuple[Sizes, list[int], int | None]]
 TOLERANCE = {torch.float64: 3e-6, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -155,7 +156,7 @@ def _all_at_once(capacity: int, ragged: bool, lane: Lane) -> None:
     compare(lane, args, window=90, softcap=3.0, scale=0.3, ragged=ragged, **options)
 
 
-_SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
+_SHAPES: _Shapes = {
     "one of everything": ((1, 1, 1, 1, 1, 16), [0], None),
     "one query, capacity 63": ((2, 2, 1, 1, 63, 64), [62, 0], None),
     "one query, capacity 64": ((2, 1, 4, 1, 64, 64), [63, 31], None),
@@ -167,29 +168,26 @@ _SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
     "capacity 511, splits": ((2, 1, 2, 4, 511, 64), [507, 250], None),
     "capacity 513, splits": ((1, 1, 1, 16, 513, 16), [497], None),
 }
-_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+_RAGGED: _Shapes = {
     "a long row among short ones": ((4, 2, 1, 1, 700, 64), [3, 699, 40, 0], None),
     "heads of 80, values of 40": ((2, 2, 2, 7, 300, 80), [0, 293], 40),
     "more rows than a tile": ((2, 1, 3, 43, 310, 64), [267, 10], None),
     "a window of 70": ((1, 2, 1, 70, 270, 32), [200], None),
 }
-_LARGE: dict[str, tuple[Sizes, list[int], int | None]] = {
+_LARGE: _Shapes = {
     "capacity 32768": ((2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
 }
-_LARGE_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+_LARGE_RAGGED: _Shapes = {
     "one of eight": ((8, 4, 7, 32, 2**15, 128), [2**15 - 32, *range(100, 800, 100)], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
     "many units": ((5, 90, 1, 1, 300, 16), [299, 5, 100, 0, 150], None),
 }
 _HALVES = (torch.float16, torch.bfloat16)
 CASES = [
-    Case(name, partial(_plain, sizes, starts, value))
-    for name, (sizes, starts, value) in _SHAPES.items()
-]
-CASES += [
-    Case(name, partial(_plain, sizes, starts, value), large=True)
-    for name, (sizes, starts, value) in _LARGE.items()
+    Case(name, partial(_plain, *args), large=large)
+    for cases, large in ((_SHAPES, False), (_LARGE, True))
+    for name, args in cases.items()
 ]
 CASES += [
     Case("heads of 256 numbers", partial(_plain, (1, 2, 8, 5, 70, 256), [65], None), _HALVES),

@@ -54,9 +54,9 @@ def evict_above(keys: Tensor, lengths: Tensor) -> tuple[WindowLayer, Eviction]:
     return layer, eviction
 
 
-def draw_heads(*n_kept: int, size: int = 20) -> Tensor:
-    """Keys `[1, H, size, 3]` of heads that keep so many of the first entries, and the last one."""
-    keys = torch.randn(1, len(n_kept), size, 3, generator=torch.Generator().manual_seed(0))
+def draw_heads(*n_kept: int) -> Tensor:
+    """Keys `[1, H, 20, 3]` of heads that keep so many of the first entries, and the last one."""
+    keys = torch.randn(1, len(n_kept), 20, 3, generator=torch.Generator().manual_seed(0))
     for head, n in enumerate(n_kept):
         keys[0, head, :, 0] = -1
         keys[0, head, : n - 1, 0] = 1

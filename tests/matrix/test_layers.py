@@ -21,9 +21,8 @@ from tests.fixtures.tiny_lms import build_lm, shared_lm
 from tests.layers.test_eviction import draw_rows, generate
 from tests.layers.test_hidden_states import METHOD as BY_HIDDEN
 from tests.matrix.examples import Target, identities, make, text_policies
+from tests.matrix.layer_support import EVERY
 
-SLOTS = ("kv_cache", "attention")
-EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
 ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
     ("kv_cache", name, {"every": 5})
     for name, entry in METHODS["kv_cache"].items()

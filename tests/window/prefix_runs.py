@@ -154,5 +154,5 @@ ALIKE = Texts(PROMPTS, [[4, 5, 6, 7]] * 5, 12, Jacobi(4))
 ALL = [0, 1, 2, 3, 4]
 
 
-def open_tree(max_tokens: int = 1000, chunk_size: int = 4, least: int = 2) -> PrefixTree:
-    return PrefixTree(max_tokens, chunk_size=chunk_size, least=least)
+def open_tree(max_tokens: int = 1000, chunk_size: int = 4) -> PrefixTree:
+    return PrefixTree(max_tokens, chunk_size=chunk_size, least=2)
