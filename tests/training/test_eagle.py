@@ -62,9 +62,7 @@ def test_rounds_are_what_entries_one_by_one_are(tmp_path: Path) -> None:
     assert right.tolist() == pytest.approx(wanted_right)
 
 
-def test_a_mask_that_is_off_by_one_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mask_that_is_off_by_one_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = eagle._move
     monkeypatch.setattr(eagle, "_move", lambda x, n: own(x, n + 1))
     with pytest.raises(AssertionError):
