@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # folders at the top of the repository that are installed inside mmaccel
 TOP_FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    """What a process of its own does, at the top of the repository."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mmaccel.catalog import (
     VISION_MODELS,
     load,
 )
-from tests.architecture.source import ROOT, modules, parse
+from tests.architecture.source import ROOT, modules, parse, run_python
 
 NAMES = sorted(set(mmaccel.__all__) - {"__version__"})
 
@@ -34,9 +34,7 @@ def test_import_needs_nothing_heavy() -> None:
         "import sys, mmaccel\ndir(mmaccel)\n"
         "sys.exit(str({'torch', 'numpy', 'transformers', 'PIL'} & set(sys.modules) or ''))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(program)
     assert (done.returncode, done.stderr) in [(0, ""), (1, "\n")]
 
 

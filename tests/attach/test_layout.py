@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Frames, Grid
-from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
+from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm, falls_back
 
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
 GRID = Grid(rows=2, width=3, vocab_size=VOCAB, tokens=(10, 30), row_end=31)
@@ -87,11 +87,9 @@ def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) ->
     torch.manual_seed(3)
     by_hand = allow if layout is FRAMES else allow_grid
     plain = model.generate(**options, prefix_allowed_tokens_fn=by_hand).sequences
-    with mmaccel.attach(model, "jacobi", layout=layout) as run:
+    with falls_back(model, name.split(",")[0], layout=layout):
         torch.manual_seed(3)
-        with pytest.warns(UserWarning, match="without the policy"):
-            ours = model.generate(**options).sequences
-    assert run.stats is not None and name.split(",")[0] in run.stats.fallbacks[0]
+        ours = model.generate(**options).sequences
     assert torch.equal(ours, plain)
 
 
@@ -103,10 +101,8 @@ def test_a_fallback_counts_slots_from_the_first_generated_token() -> None:
     with mmaccel.attach(model, "jacobi", layout=FRAMES, strict=True):
         assert torch.equal(model.generate(**options), plain)
     options |= {"logits_processor": [lambda ids, scores: scores]}
-    with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
-        warnings.simplefilter("ignore")
+    with falls_back(model, "may remember earlier calls", layout=FRAMES):
         assert torch.equal(model.generate(**options), plain)
-    assert run.stats is not None and run.stats.fallbacks
 
 
 def test_a_forced_token_survives_every_processor() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm
+from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm, falls_back
 
 SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
 
@@ -71,10 +71,9 @@ def test_models_that_only_the_original_can_serve(reason: str) -> None:
     model, inputs = _foreign_models()[reason]
     with PassCounter(model) as counter:
         plain = model.generate(**inputs, **SHORT)
-    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
-        with pytest.warns(UserWarning, match="mmaccel"):
-            assert torch.equal(model.generate(**inputs, **SHORT), plain)
-    assert reason in run.stats.fallbacks[0] and run.stats.passes == counter.passes
+    with falls_back(model, reason) as run:
+        assert torch.equal(model.generate(**inputs, **SHORT), plain)
+    assert run.stats.passes == counter.passes
     with pytest.raises(UnsupportedModelError, match=reason):
         mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True)
     assert not mmaccel.supports(model) and reason in mmaccel.supports(model).reason
@@ -91,9 +90,7 @@ def test_methods_of_one_instance_are_noticed() -> None:
         return inputs | {"input_ids": (inputs["input_ids"] + 1) % 40}
 
     prepare.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
-    with mmaccel.attach(model, "jacobi") as run:
+    with falls_back(model, "own prepare_inputs_for_generation"):
         model.prepare_inputs_for_generation = prepare
-        with pytest.warns(UserWarning, match="own prepare_inputs_for_generation"):
-            ours = model.generate(**PROMPTS, **SHORT)
-    assert run.stats is not None and run.stats.fallbacks
+        ours = model.generate(**PROMPTS, **SHORT)
     assert torch.equal(ours, model.generate(**PROMPTS, **SHORT))

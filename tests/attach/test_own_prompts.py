@@ -14,7 +14,7 @@ import mmaccel
 from mmaccel.pipelines.hosts.transformers_release import CACHE, OLD_CACHE
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
-from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm
+from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm, falls_back
 from tests.fixtures.tiny_lms import PROMPTS as RAGGED
 from tests.fixtures.windows import build_model, prompts
 
@@ -103,10 +103,7 @@ def test_imagegpt_with_a_static_cache_runs_the_original() -> None:
         if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23):
             raise
         pytest.skip(f"transformers {transformers.__version__} itself cannot do this: {error}")
-    with (
-        mmaccel.attach(model, mmaccel.Jacobi(window=8)),
-        pytest.warns(UserWarning, match="a StaticCache, whose size ImageGPT takes"),
-    ):
+    with falls_back(model, "a StaticCache, whose size ImageGPT takes"):
         ours = model.generate(**options, max_new_tokens=8, do_sample=False)
     assert torch.equal(ours, plain)
 
@@ -117,12 +114,8 @@ def test_sliding_windows(name: str) -> None:
     model = build_lm(name)
     _compare(model, RAGGED | _embed(model), mmaccel.Jacobi(window=8))
     options: dict[str, Any] = RAGGED | HOLES | {"max_new_tokens": 4}
-    with (
-        mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run,
-        pytest.warns(UserWarning, match="holes for a model with sliding windows"),
-    ):
+    with falls_back(model, "holes for a model with sliding windows"):
         model.generate(**options)
-    assert run.stats is not None and run.stats.fallbacks
 
 
 def _next_turn(out: Any, mask: torch.Tensor, said: list[list[int]]) -> dict[str, Any]:
@@ -198,10 +191,7 @@ def test_a_static_cache_that_is_too_short() -> None:
         return made
 
     plain = talk()
-    with (
-        mmaccel.attach(model, POLICIES["jacobi"]) as run,
-        pytest.warns(UserWarning, match="less room than the call needs"),
-    ):
+    with falls_back(model, "less room than the call needs") as run:
         ours = talk()
     assert torch.equal(ours, plain)
     assert [len(stats.fallbacks) for stats in run.history] == [0, 1]
@@ -222,9 +212,5 @@ def test_overrides_that_matter_beyond_a_length() -> None:
     torch.manual_seed(7)
     model = transformers.Phi3ForCausalLM(config).eval()
     _compare(model, RAGGED | {"max_new_tokens": 21}, mmaccel.Jacobi(window=8))
-    with (
-        mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run,
-        pytest.warns(UserWarning, match="more positions than the model's 24"),
-    ):
+    with falls_back(model, "more positions than the model's 24"):
         model.generate(**RAGGED, max_new_tokens=22, do_sample=False)
-    assert run.stats is not None and run.stats.fallbacks

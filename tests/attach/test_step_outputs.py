@@ -20,6 +20,7 @@ POLICIES = {
 }
 SCORES = {"output_scores": True, "output_logits": True}
 STATES = {"output_hidden_states": True, "output_attentions": True}
+EVERYTHING = ("scores", "logits", "hidden_states", "attentions")
 EARLY: dict[str, Any] = {"sequence_bias": {(3,): 2.0}, "repetition_penalty": 1.3}  # ends early
 
 
@@ -46,6 +47,18 @@ def assert_alike(ours: Any, plain: Any) -> None:
             assert_alike(one, other)
 
 
+def compare(
+    model: Any, policy: str, options: dict[str, Any], *fields: str, **more: Any
+) -> tuple[Any, Any]:
+    """A call under a policy and without: sequences are equal, the other fields alike."""
+    plain = _generate(model, **options, **more)
+    ours = _generate(model, POLICIES[policy], **options, **more)
+    assert torch.equal(ours.sequences, plain.sequences)
+    for field in fields:
+        assert_alike(getattr(ours, field), getattr(plain, field))
+    return ours, plain
+
+
 def read_cache(cache: Any) -> list[Tensor]:
     """Keys and values of a cache."""
     return [states for layer in cache.layers for states in (layer.keys, layer.values)]
@@ -70,11 +83,7 @@ def test_greedy_scores_and_cache(
     model = build_lm(name)
     options: dict[str, Any] = batch | SCORES | {"do_sample": False}
     options |= EARLY if early else {"eos_token_id": None}
-    plain = _generate(model, **options)
-    ours = _generate(model, POLICIES[policy], **options)
-    assert torch.equal(ours.sequences, plain.sequences)
-    assert_alike(ours.scores, plain.scores)
-    assert_alike(ours.logits, plain.logits)
+    ours, plain = compare(model, policy, options, "scores", "logits")
     assert ours.hidden_states is None and ours.attentions is None
     assert_alike(read_cache(getattr(ours, CACHE)), read_cache(getattr(plain, CACHE)))
     if early and name == "llama":  # the padding after a row's end is tested
@@ -86,11 +95,7 @@ def test_greedy_scores_and_cache(
 def test_hidden_states_and_attentions(name: str, batch: dict[str, Any], policy: str) -> None:
     model = build_lm(name, attn_implementation="eager")
     options: dict[str, Any] = batch | STATES | SCORES | EARLY | {"do_sample": False}
-    plain = _generate(model, **options)
-    ours = _generate(model, POLICIES[policy], **options)
-    assert torch.equal(ours.sequences, plain.sequences)
-    for field in ("scores", "logits", "hidden_states", "attentions"):
-        assert_alike(getattr(ours, field), getattr(plain, field))
+    compare(model, policy, options, *EVERYTHING)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -101,10 +106,7 @@ def test_states_without_a_cache(name: str) -> None:
     mask = torch.ones_like(mask) if name == "gemma3" else mask  # holes under sliding windows
     prompt: dict[str, Any] = RAGGED | {"attention_mask": mask, "use_cache": False}
     options = prompt | STATES | SCORES | {"do_sample": False, "max_new_tokens": 5}
-    plain = _generate(model, **options)
-    ours = _generate(model, POLICIES["jacobi"], **options)
-    for field in ("sequences", "scores", "logits", "hidden_states", "attentions"):
-        assert_alike(getattr(ours, field), getattr(plain, field))
+    ours, _ = compare(model, "jacobi", options, *EVERYTHING)
     assert getattr(ours, CACHE) is None
 
 
@@ -113,11 +115,7 @@ def test_scores_under_guidance() -> None:
     model = build_lm("llama").to(torch.float64)
     options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False, "guidance_scale": 1.6}
     options["negative_prompt_ids"] = torch.tensor([[1], [1], [2]])
-    plain = _generate(model, **options)
-    ours = _generate(model, POLICIES["jacobi"], **options)
-    assert torch.equal(ours.sequences, plain.sequences)
-    assert_alike(ours.scores, plain.scores)
-    assert_alike(ours.logits, plain.logits)
+    compare(model, "jacobi", options, "scores", "logits")
 
 
 def test_sampled_scores_under_guidance() -> None:
@@ -148,9 +146,6 @@ def test_stopping_criteria_read_the_scores() -> None:
 
     model = build_lm("llama")
     options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False}
-    plain = _generate(model, **options, stopping_criteria=[is_unlikely])
-    steps, seen = seen, []
-    ours = _generate(model, POLICIES["jacobi"], **options, stopping_criteria=[is_unlikely])
-    assert seen == steps == list(range(1, len(steps) + 1)) and len(steps) < 14
-    assert torch.equal(ours.sequences, plain.sequences)
-    assert_alike(ours.scores, plain.scores)
+    compare(model, "jacobi", options, "scores", stopping_criteria=[is_unlikely])
+    n_steps = len(seen) // 2  # of the plain loop, then under the policy
+    assert seen == [*range(1, n_steps + 1)] * 2 and n_steps < 14

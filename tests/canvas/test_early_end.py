@@ -33,10 +33,10 @@ class Recording(ReferenceDenoiser):
         return super().forward(entries)
 
 
-def ending_at(slot: int, length: int = 6, sure: float = 0.97, coin: float = 0.5) -> Tensor:
-    """Independent slots: from `slot` on end tokens with probability `sure`, before it a coin."""
-    before, after = [coin, 1 - coin, 0.0], [(1 - sure) / 2, (1 - sure) / 2, sure]
-    return independent(*[before if k < slot else after for k in range(length)])
+def ending_at(slot: int) -> Tensor:
+    """Independent slots: from `slot` on end tokens with probability 0.97, before it a coin."""
+    before, after = [0.5, 0.5, 0.0], [0.015, 0.015, 0.97]
+    return independent(*[before if k < slot else after for k in range(6)])
 
 
 def decode(policy: Any, model: Any, stops: bool = True) -> Generation:

@@ -47,8 +47,8 @@ def canvas(
     return Canvas(prompt, length, MASK, block, is_own=True)
 
 
-def slots(*chosen: int, length: int = 6) -> torch.Tensor:
-    mask = torch.zeros(1, length, dtype=torch.bool)
+def slots(*chosen: int) -> torch.Tensor:
+    mask = torch.zeros(1, 6, dtype=torch.bool)
     mask[0, list(chosen)] = True
     return mask
 

@@ -47,8 +47,8 @@ def _run_raggedly(window: Any, truth: Tensor, seed: int) -> Tensor:
     return logits
 
 
-def _truth(seed: int = 0) -> Tensor:
-    random = torch.Generator().manual_seed(seed)
+def _truth() -> Tensor:
+    random = torch.Generator().manual_seed(0)
     return torch.randint(0, VOCAB, (len(PROMPTS), LENGTH), generator=random)
 
 
@@ -185,15 +185,16 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(OptionError, match="stride: expected an integer >= 1"):
         CausalLMWindow(model, stride=0)
     window = CausalLMWindow(model)
+    one = Pass(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ShapeError, match="reserve first"):
-        window.forward(Pass(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)))
+        window.forward(one)
     with pytest.raises(OptionError, match="at most 96 .*, received 97"):
         window.reserve(1, 97)
     with pytest.raises(OptionError, match="at least 1 row"):
         window.reserve(0, 5)
     window.reserve(2, 96)
     with pytest.raises(ShapeError, match="expected 2 rows as reserved"):
-        window.forward(Pass(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)))
+        window.forward(one)
     model.train()
     with pytest.raises(OptionError, match="call model.eval"):
         window.reserve(1, 5)

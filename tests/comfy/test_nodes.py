@@ -24,12 +24,8 @@ from tests.comfy.fake_comfy import FakeComfy, Interrupted, execute, policy, run
 from tests.comfy.kinds import N_NEW, QUESTIONS, START, Kind, scenes
 from tests.fixtures.next_scale import build_folder
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
-from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, save_scenes
-
-reduces = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
+from tests.vision_language.runs import reduces
 
 
 def test_prompts_are_lines_and_values_reach_the_command_lines_pixels(
@@ -161,6 +157,11 @@ def test_methods_of_stages_in_a_chain() -> None:
         tokens(node="HiredVisualTokens", scorer=both)
 
 
+def previews_of(comfy: FakeComfy) -> list[Any]:
+    """All but the finished images."""
+    return [image for _, _, image in comfy.reports[:-1] if image is not None]
+
+
 @pytest.mark.parametrize("word", ["Images", "masked"])
 def test_previews_change_nothing(
     word: str, images: Kind, comfy: FakeComfy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,8 +176,8 @@ def test_previews_change_nothing(
     comfy.reset()
     shown = images.make(**asked)
     assert torch.equal(shown[0], plain[0])
-    previews = [image for _, _, image in comfy.reports if image is not None]
-    assert len(previews) > 3
+    previews = previews_of(comfy)
+    assert len(previews) > 2
     assert (128, 128, 128) in [colour for _, colour in previews[0].getcolors(10**4)]
     # what stays on the page is finished: all images, side by side
     last = np.asarray(comfy.reports[-1][2]).reshape(16, 4, 16, 3).transpose(1, 0, 2, 3)
@@ -193,7 +194,7 @@ def test_scales_are_made_without_previews(
     comfy.reset()
     made = images.make(**asked)
     assert made[0].shape == (4, 12, 12, 3) and "14 tokens in 3 forward passes" in made[-1]
-    assert [image for _, _, image in comfy.reports[:-1] if image is not None] == []
+    assert previews_of(comfy) == []
 
 
 def test_a_preview_without_enough_memory_is_left_out(
@@ -210,7 +211,7 @@ def test_a_preview_without_enough_memory_is_left_out(
     monkeypatch.setattr("mmaccel.comfy.media.draw_progress", full)
     images.make(policy=policy("Autoregressive"))
     assert len(asked) == 1
-    assert [image for _, _, image in comfy.reports[:-1] if image is not None] == []
+    assert previews_of(comfy) == []
 
 
 class Painter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import mmaccel
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.commands import comfy as command
-from tests.architecture.source import ROOT, imports, modules
+from tests.architecture.source import ROOT, imports, modules, run_python
 
 PACK = ROOT / "mmaccel" / "comfy" / "pack"
 
@@ -59,9 +58,7 @@ def test_the_pack_imports_without_a_model_or_transformers() -> None:
         "from mmaccel.comfy.nodes import NODES\n"
         "print(len(NODES))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(program)
     assert (done.returncode, done.stdout.strip()) == (0, str(len(NODES))), done.stderr
 
 

@@ -17,14 +17,11 @@ from mmaccel.cli import main
 from mmaccel.demo import loading as demo_loading
 from mmaccel.pipelines.image_to_text import pipeline, views
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
-from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa
+from tests.vision_language.runs import reduces
 
 N_NEW = 6
 RANDOM = ("--visual-tokens", "random", "--keep", 0.5)
-reduces = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
 
 
 @pytest.fixture(scope="module")

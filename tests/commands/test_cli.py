@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from mmaccel import cli
 from mmaccel.cli import main
 from mmaccel.commands.terminal import make_table, printable, wide_console
-from tests.architecture.source import ROOT
+from tests.architecture.source import run_python
 
 Said = pytest.CaptureFixture[str]
 
@@ -26,9 +24,7 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'PIL', 'numpy'} & set(sys.modules)\n"
         "assert codes == (0, 0) and not heavy, heavy"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(program)
     assert done.returncode == 0, done.stderr
     assert "--guidance" in done.stdout and "--batch-sizes" in done.stdout
 

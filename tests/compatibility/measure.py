@@ -73,11 +73,11 @@ def same(first: Made, second: Made) -> bool:
     return all(a.equal(b) for a, b in zip(first[0], second[0], strict=True))
 
 
-def check_policy(row: Row, target: Any) -> str:
+def check_policy(row: Row, target: Any, says: str = "") -> str:
     """Tokens of the plain loop. Passes are not compared: random weights say nothing of them."""
     plain, fast = policies(target)
-    made = same(row.call(target, plain, 3), row.call(target, fast, 3))
-    return type(fast).__name__ if made else "other tokens"
+    is_same = same(row.call(target, plain, 3), row.call(target, fast, 3))
+    return (says or type(fast).__name__) if is_same else "other tokens"
 
 
 def check_batch(row: Row, target: Any) -> str:
@@ -141,7 +141,7 @@ def check_int8(row: Row, target: Any) -> str:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     quantize_(row.module(target).float(), Int8WeightOnlyConfig())
-    return _same_on(row, target)
+    return check_policy(row, target, "yes")
 
 
 def check_lora(row: Row, target: Any) -> str:
@@ -151,12 +151,7 @@ def check_lora(row: Row, target: Any) -> str:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-    return _same_on(row, get_peft_model(target, config).eval())
-
-
-def _same_on(row: Row, target: Any) -> str:
-    plain, fast = policies(target)
-    return "yes" if same(row.call(target, plain, 3), row.call(target, fast, 3)) else "other tokens"
+    return check_policy(row, get_peft_model(target, config).eval(), "yes")
 
 
 CHECKS: dict[str, Callable[[Row, Any], str]] = {

@@ -126,13 +126,19 @@ def _vision_language(name: str) -> Callable[..., Made]:
     return call
 
 
-def _images(family: str) -> Callable[..., Made]:
+def _pipeline(texts: list[str], items: Callable[[Any], Any], **options: Any) -> Callable[..., Made]:
+    """A pipeline that is called with texts; `items` has the tokens of each one."""
+
     def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-        texts = CAPTIONS if "words" in family else captions(family)
-        made = pipe(texts[:n], policy=policy, seed=first(n, seed), output_type="tokens")
-        return list(made.tokens), made.stats
+        made = pipe(texts[:n], policy=policy, seed=first(n, seed), **options)
+        return list(items(made)), made.stats
 
     return call
+
+
+def _images(family: str) -> Callable[..., Made]:
+    texts = CAPTIONS if "words" in family else captions(family)
+    return _pipeline(texts, lambda made: made.tokens, output_type="tokens")
 
 
 def _open_images(family: str) -> Callable[[Path], Any]:
@@ -158,19 +164,8 @@ def _open_speech(family: str) -> Callable[[Path], Any]:
     return build
 
 
-def _speech(family: str) -> Callable[..., Made]:
-    def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-        options = dict(seed=first(n, seed), max_seconds=SECONDS[family])
-        made = pipe(TEXTS[:n], policy=policy, **options)
-        return [one.tokens for one in made.utterances], made.stats
-
-    return call
-
-
-def _masked_speech(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
-    texts = ["a red fox", "blue", "the grass"][:n]
-    made = pipe(texts, policy=policy, seed=first(n, seed), temperature=1.0)
-    return [one.tokens for one in made.utterances], made.stats
+def _speech(texts: list[str], **options: Any) -> Callable[..., Made]:
+    return _pipeline(texts, lambda made: [one.tokens for one in made.utterances], **options)
 
 
 def _open_video(folder: Path) -> Any:
@@ -192,10 +187,15 @@ def _denoiser(target: Any, policy: Any, n: int, **own: Any) -> Made:
     )  # fmt: skip
 
 
-def _llada2(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
-    texts = ["hello there", "abc", "hello"][:n]
-    options: dict[str, Any] = dict(gen_length=20, eos_early_stop=False, temperature=1.0)
-    return attached(pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own)
+def _prompted(texts: list[str], **options: Any) -> Callable[..., Made]:
+    """A pipeline of diffusers that is called with texts; what it returns has one field."""
+
+    def call(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
+        return attached(
+            pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts[:n], **options)[0], **own
+        )
+
+    return call
 
 
 def _gemma_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
@@ -204,18 +204,6 @@ def _gemma_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
         model, policy, SEEDS[:n],
         lambda: model.generate(ids, max_new_tokens=13).sequences[:, 7:], **own,
     )  # fmt: skip
-
-
-def _gemma_pipe(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
-    options: dict[str, Any] = dict(gen_length=12, eos_early_stop=False, temperature=1.0)
-    texts = ["hello", "abc", "x"][:n]
-    return attached(pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own)
-
-
-def _amused(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
-    options: dict[str, Any] = dict(output_type="latent", guidance_scale=3.0)
-    texts = ["abc", "x", "no"][:n]
-    return attached(pipe, policy, SEEDS[:n], lambda: pipe(texts, **options).images, **own)
 
 
 def _network(target: Any) -> Any:
@@ -273,26 +261,32 @@ def rows() -> Iterator[Row]:
     for family, title in _FAMILY_TITLES.items():
         own = "llamagen-c2i" if family == "llamagen" else family
         yield Row("pipelines", family, title, _open_images(own), _images(own))
-    yield Row("pipelines", "llasa", "Llasa", _open_speech("llasa"), _speech("llasa"))
+    speech = {name: _speech(TEXTS, max_seconds=seconds) for name, seconds in SECONDS.items()}
+    yield Row("pipelines", "llasa", "Llasa", _open_speech("llasa"), speech["llasa"])
+    masked_speech = _speech(["a red fox", "blue", "the grass"], temperature=1.0)
     omnivoice = made(lambda: mmaccel.TextToSpeech(build_omnivoice()))
-    yield Row("pipelines", "omnivoice", "OmniVoice", omnivoice, _masked_speech)
-    yield Row("pipelines", "orpheus", "Orpheus", _open_speech("orpheus"), _speech("orpheus"))
+    yield Row("pipelines", "omnivoice", "OmniVoice", omnivoice, masked_speech)
+    yield Row("pipelines", "orpheus", "Orpheus", _open_speech("orpheus"), speech["orpheus"])
     yield Row("pipelines", "cosmos", "Cosmos-Predict1", _open_video, _video)
     for own, (name, title) in _CANVAS.items():
         network = _network if own == "masked-lm" else None  # the others are stand-ins
         yield Row("canvas", name, title, made(TARGETS[own]), _denoiser, network)
     lumina = made(images, "lumina")
     yield Row("canvas", "LuminaDenoiser", "Lumina-DiMOO", lumina, _denoiser)
+    drawn: dict[str, Any] = {"eos_early_stop": False, "temperature": 1.0}
     for name, title, build, call in (
-        ("LLaDA2Pipeline", "LLaDA2, diffusers", made(llada2.build_pipe, "blocks"), _llada2),
-        ("AmusedPipeline", "aMUSEd, diffusers", made(amused.build_pipe), _amused),
+        ("LLaDA2Pipeline", "LLaDA2, diffusers", made(llada2.build_pipe, "blocks"),
+         _prompted(["hello there", "abc", "hello"], gen_length=20, **drawn)),
+        ("AmusedPipeline", "aMUSEd, diffusers", made(amused.build_pipe),
+         _prompted(["abc", "x", "no"], output_type="latent", guidance_scale=3.0)),
         (
             "DiffusionGemmaForBlockDiffusion", "DiffusionGemma, transformers",
             made(diffusion_gemma.build_model), _gemma_model,
         ),
         (
             "DiffusionGemmaPipeline", "DiffusionGemma, diffusers",
-            made(diffusion_gemma.build_pipe), _gemma_pipe,
+            made(diffusion_gemma.build_pipe),
+            _prompted(["hello", "abc", "x"], gen_length=12, **drawn),
         ),
     ):  # fmt: skip
         yield Row("canvas", name, title, build, call)

@@ -47,11 +47,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("options, says", REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_refused(options: Any, says: str) -> None:
-    assert is_refused(open_host("dia"), says, **options)
-
-
 def test_processors_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     host = open_host("dia")
     prepare = host.model._get_logits_processor

@@ -13,6 +13,7 @@ from mmaccel.pipelines.hosts.delay.dia import DiaRules, DiaSteps
 from mmaccel.pipelines.hosts.delay.family import CodeDecoder
 from mmaccel.pipelines.hosts.delay.higgs import HiggsRules, HiggsSteps
 from mmaccel.pipelines.hosts.delay.musicgen import MusicgenSteps
+from tests.delay import test_dia, test_higgs, test_musicgen
 from tests.delay.hosts import (
     BITWISE,
     CALLS,
@@ -25,6 +26,7 @@ from tests.delay.hosts import (
     open_host,
 )
 from tests.fixtures.graph_replay import replay_runs
+from tests.fixtures.tiny_lms import falls_back
 
 EACH_CALL = [(name, call) for name in HOSTS for call in CALLS[name]]
 SAMPLED = {"do_sample": True, "temperature": 1.2, "top_k": 9, "top_p": 0.95}
@@ -83,10 +85,19 @@ def test_refused_calls_run_the_models_own_loop() -> None:
     host = open_host("musicgen")
     options = {"return_dict_in_generate": True, "output_scores": True}
     own = host.call(**options)
-    with mmaccel.attach(host.model, "jacobi") as handle:
-        with pytest.warns(UserWarning, match="output_scores"):
-            assert torch.equal(host.call(**options), own)
-    assert handle.stats is not None and handle.stats.fallbacks == ["output_scores"]
+    with falls_back(host.model, "^output_scores$|ran without the policy: output_scores"):
+        assert torch.equal(host.call(**options), own)
+
+
+REFUSED = {"dia": test_dia.REFUSED, "higgs": test_higgs.REFUSED, "musicgen": test_musicgen.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, cases in REFUSED.items() for case in cases]
+)
+def test_what_is_refused(name: str, case: str) -> None:
+    options, says = REFUSED[name][case]
+    assert is_refused(open_host(name), says, **options)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -55,9 +55,9 @@ def test_sampled_frames_are_the_same_under_all_bitwise_policies(speech: Speech) 
     assert not torch.equal(other, plain)
 
 
-def make_frames(speech: Speech, policy: Any, rows: int = 2, **options: Any) -> tuple[Any, Any]:
+def make_frames(speech: Speech, policy: Any, **options: Any) -> tuple[Any, Any]:
     """The same frame twice, as if nothing was said in between."""
-    frame = speech.frame(rows) | options
+    frame = speech.frame(2) | options
     with mmaccel.attach(speech.decoder, policy, seed=5, strict=True) as handle:
         made = [speech.decoder.generate(**frame) for _ in range(2)]
     return made, handle.history

@@ -22,7 +22,6 @@ from mmaccel.pipelines.hosts.diffusion_lm.models import (
     SDARDenoiser,
 )
 from mmaccel.pipelines.hosts.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -32,7 +31,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import CODES, FIRST, LENGTH, MASK, VOCAB, images
 from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA, TinyLumina
-from tests.fixtures.fused_lms import lay_out_all
+from tests.fixtures.fused_lms import lay_out_all, note_products
 from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.sdar import TinySDAR, published
 
@@ -109,16 +108,10 @@ def test_products_in_onednns_order(monkeypatch: pytest.MonkeyPatch) -> None:
     lay_out_all(monkeypatch)
     model = Recorded(build("fast-dllm"))
     model.inner.model.float()
-    n_reordered = []
-    multiply = PackedLinear.multiply_reordered
-    monkeypatch.setattr(
-        PackedLinear,
-        "multiply_reordered",
-        lambda own, x: (n_reordered.append(1), multiply(own, x))[1],
-    )
+    rows = note_products(monkeypatch)
     made = run(Stepwise(), model, LENGTH, 0.0)
     n_linears = sum(type(module) is nn.Linear for module in model.inner.model.modules())
-    assert made.stats.passes == LENGTH and len(n_reordered) >= 2 * n_linears
+    assert made.stats.passes == LENGTH and len(rows) >= 2 * n_linears
     assert not any("forward" in vars(module) for module in model.inner.model.modules())
     for entries, logits in model.passes:
         wanted = alone(model.inner, entries, 0)

@@ -20,12 +20,11 @@ from mmaccel.evaluation.answers import digest_weights, try_sides
 from mmaccel.evaluation.questions import Question
 from mmaccel.evaluation.visual_tokens import CONTROLS, METHODS, VisionModel, answer
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_vlms import IMAGE, build_vlm, build_vqa, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, build_vqa, draw_prompts
 from tests.fixtures.tiny_vqa import save_vqa
+from tests.vision_language.runs import reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
+pytestmark = reduces
 N_VISUAL, N_ENDS = 520, 20  # of scenes-vqa; ends of the tiles' rows
 
 

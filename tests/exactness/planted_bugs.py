@@ -103,26 +103,33 @@ def filter_residual_again(patch: Patch, **options: Any) -> None:
 
 def look_ahead(patch: Patch) -> None:
     """A slot is accepted only where the next one would be accepted too."""
-
-    def rule(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
-        kept, spent = exact_rule(p_target, p_draft, drafts, coins)
-        following = torch.cat([kept[:, 1:], torch.ones_like(kept[:, :1])], 1)
-        return kept & following[:, : kept.shape[1]], spent
-
-    exact_rule = speculative_jacobi.exact_rule
-    patch.setattr(speculative_jacobi, "exact_rule", rule)
+    _alter_rule(patch, True, lambda kept, following, again: kept & following)
 
 
 def choose_longest_path(patch: Patch) -> None:
     """PAC's tree, in one slot: of two tries at a coin, the one that lets the longer path live."""
 
+    def longest(kept: Tensor, following: Tensor, again: Callable[[], Tensor]) -> Tensor:
+        return torch.where(following, kept | again(), kept)
+
+    _alter_rule(patch, False, longest)
+
+
+def _alter_rule(patch: Patch, at_end: bool, change: Callable[..., Tensor]) -> None:
+    """Of what is kept, what is kept of the next slots (`at_end` behind the last), and another try
+    at the coins.
+    """
+    exact_rule = speculative_jacobi.exact_rule
+
     def rule(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
         kept, spent = exact_rule(p_target, p_draft, drafts, coins)
-        second, _ = exact_rule(p_target, p_draft, drafts, coins.frac().mul(7.3).frac())
-        following = torch.cat([kept[:, 1:], torch.zeros_like(kept[:, :1])], 1)
-        return torch.where(following[:, : kept.shape[1]], kept | second, kept), spent
+        following = torch.cat([kept[:, 1:], torch.full_like(kept[:, :1], at_end)], 1)
 
-    exact_rule = speculative_jacobi.exact_rule
+        def again() -> Tensor:
+            return exact_rule(p_target, p_draft, drafts, coins.frac().mul(7.3).frac())[0]
+
+        return change(kept, following[:, : kept.shape[1]], again), spent
+
     patch.setattr(speculative_jacobi, "exact_rule", rule)
 
 

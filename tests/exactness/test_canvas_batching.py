@@ -6,8 +6,6 @@ rows after different numbers of passes, so that rows are admitted into batch slo
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,28 +16,19 @@ from mmaccel import (
     ContinuousBatching,
     EntropyBounded,
     LosslessUnmask,
-    Noise,
     NumericsError,
     OptionError,
-    SamplingParams,
     Stepwise,
 )
-from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.contracts import FinishedRow
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
-from tests.fixtures.canvas import masked
 from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.lanes import every
-from tests.fixtures.toy_models import make_prompt
+from tests.matrix.test_canvas import LENGTH, ROWS, model_of
+from tests.matrix.test_canvas import decode as decode_cell
 
-ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
-OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
-LENGTH, ALL, STOPS = 12, list(range(len(ROWS))), torch.tensor([2, 3, 10, 15, 20, 26])
-MODELS: dict[str, dict[str, Any]] = {
-    "masked": {},
-    "shifted": {"shift": 1},
-    "uniform": {"mask_token": None},
-}
+ALL = list(range(len(ROWS)))
 CASES: dict[str, tuple[str, Any]] = {
     "stepwise": ("masked", Stepwise()),
     "stepwise uniform": ("uniform", Stepwise("halton")),
@@ -47,16 +36,6 @@ CASES: dict[str, tuple[str, Any]] = {
     "entropy": ("masked", EntropyBounded(1.5)),
     "drafts": ("masked", LosslessUnmask(4)),
 }
-
-
-@cache
-def model_of(name: str) -> Any:
-    return masked(**MODELS[name])
-
-
-def prompt(name: str, rows: list[int], guided: bool) -> Prompt:
-    tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * guided
-    return replace(make_prompt(tokens, 1 + guided), stop_tokens=STOPS)
 
 
 def decode(
@@ -67,15 +46,7 @@ def decode(
     **more: Any,
 ) -> Generation:
     name, policy = case
-    made: Generation = policy.sample(
-        more.pop("model", None) or model_of(name),
-        replace(prompt(name, rows, guided), batching=batching),
-        LENGTH,
-        params=SamplingParams(guidance_scale=1.7 if guided else 1.0, top_k=20),
-        noise=Noise.from_seed([100 + row for row in rows], len(rows)),
-        **more,
-    )
-    return made
+    return decode_cell(policy, {"model": name, "guided": guided}, rows, batching, **more)
 
 
 class Counted(WrappedDenoiser):

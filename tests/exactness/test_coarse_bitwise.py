@@ -56,15 +56,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coarse]:
     return found
 
 
+def check(policy: Jacobi, options: dict[str, Any], plain: Generation) -> None:
+    made = run(policy, options, model=language())
+    assert_same(made, plain)
+    assert made.stats.passes <= LENGTH
+
+
 @pytest.mark.parametrize("options", every(4, [*OPTIONS.values()][::2]), ids=[*OPTIONS][::2])
 def test_parallel_rounds(options: dict[str, Any], sources: dict[str, Coarse]) -> None:
     """The plain loop's tokens; with as many rounds as slots, the drafts of a sweep."""
     plain = run(Autoregressive(), options)
     for name, rounds in (("strong text", 1), ("strong grid", 3), ("overflowing", 2)):
         source = sources[name]
-        made = run(Jacobi(8, replace(source, rounds=rounds)), options, model=language())
-        assert_same(made, plain)
-        assert made.stats.passes <= LENGTH
+        check(Jacobi(8, replace(source, rounds=rounds)), options, plain)
     swept = run(Jacobi(8, sources["strong grid"]), options, model=language())
     whole = replace(sources["strong grid"], rounds=7)
     made = run(Jacobi(8, whole), options, model=language())
@@ -75,9 +79,7 @@ def test_parallel_rounds(options: dict[str, Any], sources: dict[str, Coarse]) ->
 def test_any_coarse_model(options: dict[str, Any], sources: dict[str, Coarse]) -> None:
     plain = run(Autoregressive(), options)
     for source, window in zip(sources.values(), cycle((5, 2, 16, "adaptive"))):
-        made = run(Jacobi(window, source), options, model=language())
-        assert_same(made, plain)
-        assert made.stats.passes <= LENGTH
+        check(Jacobi(window, source), options, plain)
 
 
 def test_a_coarse_model_of_zeros_makes_the_passes_of_the_neighbour_source(

@@ -31,12 +31,14 @@ from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.scheduling import Scheduler
+from tests.exactness.bitwise_runs import PROMPTS
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-from tests.matrix.test_batching import ALL, LENGTH, check_rows, prompt, tiny
+from tests.matrix.test_batching import ALL, check_rows, prompt, tiny
+from tests.matrix.test_batching import decode as decode_window
 
 
 def policies() -> dict[str, Policy]:
@@ -50,18 +52,10 @@ def policies() -> dict[str, Policy]:
 
 def decode(
     policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
-    window: Any = None, on_step: Any = None, width: int = 0, **changes: Any,
+    window: Any = None, **given: Any,
 ) -> Generation:  # fmt: skip
     window = CausalLMWindow(tiny("llama")) if window is None else window
-    made = policy.sample(
-        window,
-        replace(prompt(rows, scale, width), batching=batching, **changes),
-        LENGTH,
-        params=SamplingParams(guidance_scale=scale, top_k=20),
-        noise=Noise.from_seed([100 + row for row in rows], len(rows)),
-        on_step=on_step,
-    )
-    return made
+    return decode_window(policy, window, rows, scale, batching, **given)
 
 
 @cache
@@ -113,13 +107,10 @@ def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy, way:
     """The other rows process tokens where their next passes begin; batch slots are all there from
     the beginning.
     """
-    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
 
     def read(chosen: list[int], width: int = 5) -> Prompt:
-        tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
-        made = make_prompt(tokens, 2, stop_tokens=torch.tensor([4]))
-        pad = max(0, width - made.tokens.shape[1])
-        return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+        tokens = [PROMPTS[row] for row in chosen] + [PROMPTS[-1 - row] for row in chosen]
+        return make_prompt(tokens, 2, width, stop_tokens=torch.tensor([4]))
 
     def toy(chosen: list[int], batching: ContinuousBatching | None, size: Any = None) -> Generation:
         model = Strict(5, depth=6)

@@ -18,10 +18,10 @@ from mmaccel.results import Stats, add_stats, exactness_in
 from tests.fixtures.denoiser_targets import LENGTH, PADDED, TARGETS
 from tests.fixtures.lanes import every
 from tests.fixtures.media import build_media, open_media
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import PROMPTS, build_lm
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 ROUNDED = ("up to rounding", "bfloat16")
 
 
@@ -57,7 +57,7 @@ def test_attached_generate(name: str) -> None:
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
         model.to(dtype)  # after `attach`, as a user may
         with inside():
-            model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+            model.generate(**PROMPTS, **GREEDY)
     assert run.stats.fallbacks == [] and _badge(run.stats) == expected
     assert (expected[0] == "bitwise") == ("up to rounding" not in str(run.stats))
 
@@ -151,13 +151,13 @@ def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
     """Switched on after the model passed its self-check, and off again."""
     model = build_lm(name)
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
-        model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+        model.generate(**PROMPTS, **GREEDY)
         cast(model)
         for prompt in (PROMPTS, {"input_ids": torch.tensor([[5]])}):  # no pass over a prompt
-            model.generate(**prompt, max_new_tokens=6, do_sample=False)
+            model.generate(**prompt, **GREEDY)
         for part in model.float().modules():
             vars(part).pop("forward", None)
-        model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+        model.generate(**PROMPTS, **GREEDY)
     assert not any(stats.fallbacks for stats in run.history)
     plain = ("bitwise", "float32")
     assert [_badge(stats) for stats in run.history] == [plain, ROUNDED, ROUNDED, plain]
@@ -178,9 +178,9 @@ def test_a_higher_order_operator_inside_a_forward() -> None:
     model = build_lm("llama")
     for mlp in _mlps(model):
         mlp.forward = lambda x, own=mlp.forward: own(_attend(x.bfloat16()).float())
-    plain = model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    plain = model.generate(**PROMPTS, **GREEDY)
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
-        assert model.generate(**PROMPTS, max_new_tokens=6, do_sample=False).equal(plain)
+        assert model.generate(**PROMPTS, **GREEDY).equal(plain)
     assert not run.stats.fallbacks and _badge(run.stats) == ROUNDED
 
 

@@ -268,11 +268,6 @@ def _forget_residual(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contract, "residual", lambda p_target, p_draft: p_target)
 
 
-def _keep_rejected(patch: pytest.MonkeyPatch) -> None:
-    """Siblings without replacement are verified as if they were independent."""
-    patch.setattr(rsd, "_without", lambda p_draft, token: p_draft)
-
-
 def renormalise_not(patch: pytest.MonkeyPatch) -> None:
     """The drafter's distribution without the rejected siblings keeps its other probabilities."""
     patch.setattr(rsd, "_without", lambda p_draft, token: p_draft.scatter(1, token, 0.0))
@@ -328,7 +323,7 @@ def _share_coins(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS = (
-    longest_path, _forget_residual, _keep_rejected, renormalise_not, filter_twice,
+    longest_path, _forget_residual, renormalise_not, filter_twice,
     _draw_from_residual, _record_parent, mask_off_by_one, in_draft_order, _share_coins,
 )  # fmt: skip
 
@@ -340,11 +335,3 @@ def test_planted_bugs_are_seen(
     plant(monkeypatch)
     name = "hot, top-p" if plant is filter_twice else "plain"
     assert_rejected(policy(name, RSD(), TREES[1]), setting(name))
-
-
-@pytest.mark.slow
-def test_a_residual_that_is_forgotten_is_seen_with_replacement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _forget_residual(monkeypatch)
-    assert_rejected(policy("plain", MCSD(), TREES[1]), setting("plain"))

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from mmaccel import Autoregressive, Frames, Jacobi, Speculative, SpeculativeJacobi
+from mmaccel import Autoregressive, Frames, Jacobi, SpeculativeJacobi
 from mmaccel.policies import Policy
 from tests.exactness import planted_bugs as bugs
 from tests.fixtures.lanes import every
@@ -20,28 +20,23 @@ from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, ass
 
 PLAIN, GUIDED = SETTINGS["plain"], SETTINGS["guided"]
 COLD, NUCLEUS = SETTINGS["cold"], SETTINGS["hot, top-p"]
-DRAFTER = PLAIN.language(seed=2)
 
 MAXIMAL = SpeculativeJacobi(4, "maximal")
 INDEPENDENT = SpeculativeJacobi(4, "independent")
-GUMBEL = SpeculativeJacobi(4, "gumbel")
 COPIES = SpeculativeJacobi(4, "maximal", "left")
 
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Policy, Setting]] = {
     "stale distribution": (bugs.keep_stale_distribution, MAXIMAL, PLAIN),
     "target for residual": (bugs.redraw_from_target, MAXIMAL, PLAIN),
-    "target for residual, draft model": (bugs.redraw_from_target, Speculative(4, DRAFTER), PLAIN),
     "residual cooled again": (partial(bugs.filter_residual_again, temperature=0.6), MAXIMAL, COLD),
     "residual cut again": (partial(bugs.filter_residual_again, top_p=0.8), MAXIMAL, NUCLEUS),
     "look ahead": (bugs.look_ahead, MAXIMAL, PLAIN),
     "longest path": (bugs.choose_longest_path, MAXIMAL, PLAIN),
     "one noise vector": (bugs.share_noise, Jacobi(4), PLAIN),
-    "one noise vector, coupled": (bugs.share_noise, GUMBEL, PLAIN),
     "one coin": (bugs.share_coins, MAXIMAL, PLAIN),
     "coins reused": (bugs.reuse_coins, MAXIMAL, PLAIN),
     "surplus verified twice": (bugs.verify_surplus_twice, INDEPENDENT, PLAIN),
     "one branch's last token": (bugs.use_one_branch, MAXIMAL, GUIDED),
-    "one branch's last token, bitwise": (bugs.use_one_branch, Jacobi(4), GUIDED),
     "copy recorded as uniform": (bugs.record_uniform_distribution, COPIES, PLAIN),
     "distributions one slot askew": (bugs.read_distributions_askew, MAXIMAL, PLAIN),
 }

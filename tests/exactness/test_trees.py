@@ -16,7 +16,6 @@ from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.sequoia import plan_tree
-from mmaccel.samplers.trees.walk import TreeStep
 from mmaccel.samplers.window.passes import RunPasses
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
@@ -40,6 +39,11 @@ def language() -> TreeLanguage:
     return TreeLanguage(5, depth=6)
 
 
+def grow(policy: Any, options: Any = None, **given: Any) -> Any:
+    """A text of the language."""
+    return run(policy, options or {}, model=language(), grid=None, **given)
+
+
 @pytest.fixture(scope="module")
 def coarse(tmp_path_factory: pytest.TempPathFactory) -> mmaccel.Coarse:
     """A random C: its branches are often wrong, and sometimes right."""
@@ -61,9 +65,9 @@ def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
 def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
     """What a batch slot's row before has left in the drafter is forgotten."""
     policy = Jacobi(6, coarse if drafts == "coarse" else drafts, shape)
-    whole = run(policy, {}, model=language(), grid=None)
+    whole = grow(policy)
     batching = mmaccel.ContinuousBatching(2)
-    made = run(policy, {}, model=language(), grid=None, batching=batching)
+    made = grow(policy, batching=batching)
     assert_same(made, whole)
     is_alike = not isinstance(shape, Comb | mmaccel.TETRIS)  # TETRIS: rows share a budget
     if is_alike:  # a comb's branches are there in a row's first pass, too
@@ -73,8 +77,8 @@ def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.C
 def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("mild")
     mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.1)
-    alone = run(Jacobi(8, mild), {}, model=language(), grid=None)
-    made = run(Jacobi(8, mild, Comb(6, 4)), {}, model=language(), grid=None)
+    alone = grow(Jacobi(8, mild))
+    made = grow(Jacobi(8, mild, Comb(6, 4)))
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
@@ -85,10 +89,10 @@ def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Co
     plain = run(Autoregressive(), options, grid=None)
     for shape, rounds in ((Comb(3, 4), 2), (Comb(3, 4), 8), (DySpec(14, depth=4), 3)):
         policy = Jacobi(9, replace(coarse, rounds=rounds), shape)
-        made = run(policy, options, model=language(), grid=None)
+        made = grow(policy, options)
         assert_same(made, plain)
         if rounds == 8:
-            swept = run(Jacobi(9, coarse, shape), options, model=language(), grid=None)
+            swept = grow(Jacobi(9, coarse, shape), options)
             assert made.stats.accepted == swept.stats.accepted
 
 
@@ -106,11 +110,11 @@ def test_branches_that_fork_again_are_drafted(options: dict[str, Any]) -> None:
     source = Known(tuple(map(tuple, texts.tokens.tolist())), **TWICE)
     chances = ((0.9, 0.06), (0.5, 0.4), (0.9, 0.06), (0.5, 0.4), (0.5, 0.4), (0.9, 0.06))
     for shape in (DySpec(80, depth=4), Sequoia(80, depth=4, acceptance=chances)):
-        made = run(Jacobi(9, source, shape), options, model=language(), grid=None)
+        made = grow(Jacobi(9, source, shape), options)
         assert_same(made, texts)
         # a draft of the chain, four nodes, and the token behind them
         assert made.passes.tolist() == [-(-LENGTH // 6)] * len(PROMPTS)
-        few = run(Jacobi(9, source, replace(shape, nodes=1)), options, model=language(), grid=None)
+        few = grow(Jacobi(9, source, replace(shape, nodes=1)), options)
         assert few.passes.gt(made.passes).all()
 
 
@@ -125,7 +129,7 @@ def test_a_large_search_has_the_nodes_of_dyspec_and_a_small_one_its_best() -> No
         mmaccel.TETRIS(40, depth=4, budget=40),
         mmaccel.TETRIS(40, depth=4, budget=1),
     ):
-        passes[shape] = run(Jacobi(9, source, shape), {}, model=language(), grid=None).passes
+        passes[shape] = grow(Jacobi(9, source, shape)).passes
     dyspec, wide, narrow, rich, poor = passes.values()
     assert dyspec.equal(wide) and dyspec.equal(rich)
     assert int(narrow.sum()) > int(wide.sum()) and int(poor.sum()) > int(rich.sum())
@@ -141,8 +145,8 @@ def test_tetris_shares_its_budget() -> None:
 def test_twigs_fork_from_branches() -> None:
     """The right token is the second child twice: a comb goes right once, a forked one twice."""
     source = Known(known(1, {}).texts, wrong=1, seconds=(1, 3))
-    made = run(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 4, 3)), {}, model=language(), grid=None)
-    alone = run(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 1, 1)), {}, model=language(), grid=None)
+    made = grow(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 4, 3)))
+    alone = grow(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 1, 1)))
     assert_same(made, run(Autoregressive(), {}, grid=None))
     assert int(made.passes.sum()) < int(alone.passes.sum())
 
@@ -199,7 +203,7 @@ def test_dyspec_has_the_likeliest_nodes() -> None:
             seen.append(values[width:])
             return nodes
 
-    run(Jacobi(width, source, Seen(40, depth=depth)), {}, model=language(), grid=None)
+    grow(Jacobi(width, source, Seen(40, depth=depth)))
     assert seen
     best = likeliest(40, chain, chance, depth, width - 2)
     for values in seen:
@@ -231,8 +235,8 @@ def test_a_tree_of_the_chain_has_the_passes_of_the_chain(
     drafts: str, shape: Any, coarse: mmaccel.Coarse
 ) -> None:
     source = coarse if drafts == "coarse" else drafts
-    alone = run(Jacobi(6, source), {}, model=language(), grid=None)
-    made = run(Jacobi(6, source, shape), {}, model=language(), grid=None)
+    alone = grow(Jacobi(6, source))
+    made = grow(Jacobi(6, source, shape))
     assert made.passes.equal(alone.passes)
     is_wider = made.stats.tokens_processed > alone.stats.tokens_processed
     assert is_wider == (shape != CHAIN_ALONE)
@@ -270,7 +274,7 @@ TWINS = Written(((2, 0), (2, 0), (10, 0)))  # two nodes hold the right token, an
 def check_passes(options: dict[str, Any], shape: Any, wrong: int, until: int, gain: int) -> None:
     """The plain loop's tokens, and `gain` of them in each pass that has nodes."""
     plain = run(Autoregressive(), options, grid=None)
-    made = run(Jacobi(9, known(wrong, options, until), shape), options, model=language(), grid=None)
+    made = grow(Jacobi(9, known(wrong, options, until), shape), options)
     assert_same(made, plain)
     left, passes = LENGTH, 0
     while left:
@@ -373,17 +377,6 @@ def _keep_scores_of_a_lost_branch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TreeEntries, "view", wrong)
 
 
-def _keep_scores_of_the_chain(patch: pytest.MonkeyPatch) -> None:
-    walk = TreeStep.walk
-
-    def wrong(self: Any, entries: TreeEntries, targets: Tensor) -> tuple[PassPath, Tensor]:
-        path, kept = walk(self, entries, targets)
-        chain = torch.arange(entries.width).expand_as(path.entries)
-        return path._replace(entries=chain), kept
-
-    patch.setattr(TreeStep, "walk", wrong)
-
-
 BUGS = {  # and how many of CHECKED see it
     _forget_ancestors: 4,
     _walk_other_parents: 1,
@@ -392,7 +385,6 @@ BUGS = {  # and how many of CHECKED see it
     _take_the_first_twin: 1,
     in_draft_order: 4,
     _keep_scores_of_a_lost_branch: 1,
-    _keep_scores_of_the_chain: 4,
 }
 
 
@@ -423,7 +415,7 @@ def test_a_branch_that_won_is_what_the_next_drafts_saw(
     for is_broken in (False, True):
         if is_broken:
             monkeypatch.setattr(coarse_drafter.CoarseDrafter, "_record", forgets)
-        made = run(policy, {}, model=language(), grid=None)
+        made = grow(policy)
         assert_same(made, run(Autoregressive(), {}, grid=None))
         passes.append(made.stats.row_passes)
     assert passes[0] != passes[1]
@@ -443,7 +435,7 @@ def _unsaid(path: PassPath | None) -> PassPath | None:
 )
 def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
     with pytest.raises(ShapeError, match=named):
-        run(Jacobi(9, known(2, {}), Written(tree)), {}, model=language(), grid=None)
+        grow(Jacobi(9, known(2, {}), Written(tree)))
 
 
 @pytest.mark.parametrize(

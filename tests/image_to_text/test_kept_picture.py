@@ -16,12 +16,10 @@ from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
 from scripts.training.vqa_tower import split_views
-from tests.fixtures.tiny_vlms import build_vlm, draw_images, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import build_vlm, draw_images, draw_prompts
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
+from tests.vision_language.runs import reduces
 
-reduces = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
 MARGIN, GAP = 24, 16
 
 

@@ -18,12 +18,10 @@ from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
 from tests.fixtures.vlm_processors import PROCESSORS
+from tests.vision_language.runs import reduces
 
 QUESTIONS = [QUESTION, "how many stars are there?", "what number is on the green sign ?"]
 N_NEW = 9
-reduces = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +48,21 @@ def plain_tokens(model: Any, processor: Any, prompts: list[str], images: list[An
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
+def ask_all(pipe: ImageToText, **options: Any) -> Any:
+    return pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, **options)
+
+
+def tokens_of(answers: Any) -> list[list[int]]:
+    return [answer.tokens.tolist() for answer in answers]
+
+
 def test_answers_are_those_of_the_models_own_loop(
     pipe: ImageToText, model: Any, processor: Any
 ) -> None:
-    out = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    out = ask_all(pipe)
     prompts = [f"<image> {question}" for question in QUESTIONS]
     wanted = plain_tokens(model, processor, prompts, [scene()] * 3)
-    assert [answer.tokens.tolist() for answer in out.answers] == wanted
+    assert tokens_of(out) == wanted
     assert len({tuple(row) for row in wanted}) > 1
     for answer, row in zip(out.answers, wanted, strict=True):
         assert answer.text == processor.tokenizer.decode(row, skip_special_tokens=True)
@@ -71,12 +77,12 @@ def test_answers_are_those_of_the_models_own_loop(
 def test_an_answer_ends_where_the_model_ends_it(
     pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    whole = ask_all(pipe)
     first = whole[0].tokens.tolist()
     end = next(token for token in first if token != first[0])
     other = max(model.config.text_config.vocab_size - 1, end)
     monkeypatch.setattr(model.generation_config, "eos_token_id", [end, other])
-    for before, after in zip(whole.answers, pipe(scene(), QUESTIONS, max_new_tokens=N_NEW).answers):
+    for before, after in zip(whole.answers, ask_all(pipe).answers):
         tokens = before.tokens.tolist()
         n = tokens.index(end) + 1 if end in tokens else len(tokens)
         assert after.tokens.tolist() == tokens[:n]
@@ -88,13 +94,12 @@ def test_a_models_generation_config_asks_for_no_beams(
     pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some checkpoints have beams, several sequences or output objects as their defaults."""
-    plain = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    plain = ask_all(pipe)
     own = dict(num_beams=3, num_return_sequences=2, return_dict_in_generate=True, do_sample=True)
     for name, value in own.items():
         monkeypatch.setattr(model.generation_config, name, value)
-    made = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
-    wanted = [answer.tokens.tolist() for answer in plain.answers]
-    assert [answer.tokens.tolist() for answer in made.answers] == wanted
+    made = ask_all(pipe)
+    assert tokens_of(made) == tokens_of(plain)
     assert not made.stats.fallbacks
 
 
@@ -107,7 +112,7 @@ def test_images_of_each_question_and_places_in_it(
     prompts = ["<image> what colour?", asked[1]]
     flat = [image for own in images for image in own]
     wanted = plain_tokens(model, processor, prompts, flat)
-    assert [answer.tokens.tolist() for answer in out.answers] == wanted
+    assert tokens_of(out) == wanted
     assert [answer.n_visual for answer in out.answers] == [520, 1040]
     both = pipe([scene(1), scene(2)], "what colour?", max_new_tokens=N_NEW)
     (alone,) = plain_tokens(model, processor, ["<image> <image> what colour?"], flat[1:])
@@ -115,17 +120,17 @@ def test_images_of_each_question_and_places_in_it(
 
 
 def test_batches_change_the_cost_alone(pipe: ImageToText) -> None:
-    whole = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=5)
-    parts = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=5, batch_size=2)
+    whole = ask_all(pipe, temperature=1.0, seed=5)
+    parts = ask_all(pipe, temperature=1.0, seed=5, batch_size=2)
     alone = pipe(scene(), QUESTIONS[2], max_new_tokens=N_NEW, temperature=1.0, seed=7)
-    listed = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=[5, 6, 7])
-    assert [a.tokens.tolist() for a in whole.answers] == [a.tokens.tolist() for a in parts.answers]
-    assert [a.tokens.tolist() for a in whole.answers] == [a.tokens.tolist() for a in listed.answers]
+    listed = ask_all(pipe, temperature=1.0, seed=[5, 6, 7])
+    assert tokens_of(whole) == tokens_of(parts)
+    assert tokens_of(whole) == tokens_of(listed)
     assert whole[2].tokens.tolist() == alone[0].tokens.tolist()
     assert [a.seed for a in parts.answers] == [5, 6, 7] and parts[2].index == 2
     assert parts.stats.prefill_passes == 2 and parts.stats.tokens == whole.stats.tokens
-    other = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=50)
-    assert [a.tokens.tolist() for a in whole.answers] != [a.tokens.tolist() for a in other.answers]
+    other = ask_all(pipe, temperature=1.0, seed=50)
+    assert tokens_of(whole) != tokens_of(other)
 
 
 def test_sampling_parameters_reach_the_model(pipe: ImageToText) -> None:
@@ -138,7 +143,7 @@ def test_sampling_parameters_reach_the_model(pipe: ImageToText) -> None:
 
 
 def test_without_a_seed_torchs_generator_draws_one(pipe: ImageToText) -> None:
-    ask: Any = partial(pipe, scene(), QUESTIONS, max_new_tokens=N_NEW, batch_size=2)
+    ask = partial(ask_all, pipe, batch_size=2)
     state = torch.get_rng_state()
     assert ask().stats.seed is None and torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
@@ -146,8 +151,8 @@ def test_without_a_seed_torchs_generator_draws_one(pipe: ImageToText) -> None:
     torch.manual_seed(2)
     assert ask(temperature=3.0).stats.seed == first.stats.seed != second.stats.seed
     again = ask(temperature=3.0, seed=second.stats.seed)
-    assert [a.tokens.tolist() for a in again.answers] == [a.tokens.tolist() for a in second.answers]
-    assert [a.tokens.tolist() for a in first.answers] != [a.tokens.tolist() for a in second.answers]
+    assert tokens_of(again) == tokens_of(second)
+    assert tokens_of(first) != tokens_of(second)
 
 
 def test_it_saves_model_and_processor(tmp_path: Path) -> None:
@@ -226,8 +231,6 @@ def test_the_embedded_model_has_its_own_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path)
-    with pytest.raises(OptionError, match="scripts.training scenes-vqa"):
-        ImageToText.from_pretrained("scenes-vqa")
     build_vqa().save_pretrained(tmp_path / "scenes-vqa")
     opened = ImageToText.from_pretrained("scenes-vqa", dtype=torch.float64)
     assert opened.model.dtype == torch.float64 and opened.source == tmp_path / "scenes-vqa"

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from mmaccel.kernels.block_scores import Kind, block_scores
 from tests.kernels.case import Case, Lane
-from tests.kernels.window_attention_cases import make
+from tests.kernels.window_attention_cases import Sizes, make
 
-Sizes = tuple[int, int, int, int, int, int]
 KINDS: tuple[Kind, ...] = ("bounds", "means", "sums", "given")
 
 

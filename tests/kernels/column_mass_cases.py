@@ -14,9 +14,7 @@ from torch import Tensor
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
 from tests.kernels.case import Case, Lane
-from tests.kernels.window_attention_cases import make
-
-Sizes = tuple[int, int, int, int, int, int]
+from tests.kernels.window_attention_cases import Sizes, make
 
 
 def _mass(sizes: Sizes, starts: list[int], is_weighted: bool, lane: Lane) -> Tensor:

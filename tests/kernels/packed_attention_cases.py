@@ -13,9 +13,8 @@ from torch import Tensor
 from mmaccel.kernels.packed_attention import packed_attention
 from tests.kernels.case import Case, Lane
 from tests.kernels.pack_group_cases import make_packed
-from tests.kernels.window_attention_cases import TOLERANCE
+from tests.kernels.window_attention_cases import TOLERANCE, Sizes, expect_alike
 
-Sizes = tuple[int, int, int, int, int, int]
 _RESIDUAL = 5  # entries that are as they were at least, and those of a group
 
 
@@ -86,9 +85,7 @@ def _splits(lane: Lane) -> None:
     """Any number of splits, of which some see nothing."""
     args = make(lane, (2, 1, 2, 5, 64, 64), [3, 600])
     made = [_compare(lane, args, num_splits=splits) for splits in (1, 2, 8, 40)]
-    for other in made[1:]:
-        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
-        lane.expect("splits", other, made[0], atol=tolerance, rtol=tolerance)
+    expect_alike(lane, "splits", made)
 
 
 _SHAPES: dict[str, tuple[Sizes, list[int], int, int | None]] = {

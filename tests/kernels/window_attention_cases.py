@@ -18,6 +18,7 @@ from mmaccel.kernels.window_attention import Blocks, window_attention
 from tests.kernels.case import Case, Lane
 
 Sizes = tuple[int, int, int, int, int, int]
+_Shapes = dict[str, tuple[Sizes, list[int], int | None]]
 TOLERANCE = {torch.float64: 3e-6, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -50,14 +51,17 @@ def compare(lane: Lane, args: tuple[Tensor, ...], **options: Any) -> Tensor:
     return out
 
 
-def _ragged(sizes: Sizes, starts: list[int], value_head: int | None, lane: Lane) -> None:
-    compare(lane, make(lane, sizes, starts, value_head), ragged=True)
-
-
 def _plain(
-    sizes: Sizes, starts: list[int], value_head: int | None, softcap: float | None, lane: Lane
+    sizes: Sizes, starts: list[int], value_head: int | None, lane: Lane, **options: Any
 ) -> None:
-    compare(lane, make(lane, sizes, starts, value_head), softcap=softcap)
+    compare(lane, make(lane, sizes, starts, value_head), **options)
+
+
+def expect_alike(lane: Lane, what: str, made: list[Tensor]) -> None:
+    """Results agree but for the order of sums."""
+    tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
+    for other in made[1:]:
+        lane.expect(what, other, made[0], atol=tolerance, rtol=tolerance)
 
 
 def _splits(lane: Lane) -> None:
@@ -70,9 +74,7 @@ def _splits(lane: Lane) -> None:
         count = lambda *_, splits=splits: splits  # noqa: E731
         with mock.patch.object(window_attention_triton, "count_splits", count):
             made.append(compare(lane, args))
-    for other in made[1:]:
-        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
-        lane.expect("splits", other, made[0], atol=tolerance, rtol=tolerance)
+    expect_alike(lane, "splits", made)
 
 
 def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> None:
@@ -106,9 +108,7 @@ def _programs(lane: Lane) -> None:
             mock.patch.object(window_attention_even_triton, "UNITS", 16),
         ):
             made.append(compare(lane, args, ragged=True))
-    for other in made[1:]:
-        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
-        lane.expect("programs", other, made[0], atol=tolerance, rtol=tolerance)
+    expect_alike(lane, "programs", made)
 
 
 def _nothing_seen(ragged: bool, lane: Lane) -> None:
@@ -142,15 +142,9 @@ def _lists(size: int, lane: Lane, capacity: int = 200) -> Blocks:
     return Blocks(index.to(lane.device), count.to(lane.device), size)
 
 
-def _blocks(size: int, lane: Lane) -> None:
-    args = make(lane, (2, 2, 2, 3, 200, 64), [120, 197])
-    out = compare(lane, args, blocks=_lists(size, lane))
-    assert not out[0, :2].any() and out[0, 2:].any()
-
-
-def _ragged_blocks(size: int, lane: Lane) -> None:
-    args = make(lane, (2, 2, 2, 3, 400, 64), [320, 397])
-    out = compare(lane, args, blocks=_lists(size, lane, 400), ragged=True)
+def _blocks(size: int, capacity: int, lane: Lane, **options: Any) -> None:
+    args = make(lane, (2, 2, 2, 3, capacity, 64), [capacity - 80, capacity - 3])
+    out = compare(lane, args, blocks=_lists(size, lane, capacity), **options)
     assert not out[0, :2].any() and out[0, 2:].any()
 
 
@@ -162,7 +156,7 @@ def _all_at_once(capacity: int, ragged: bool, lane: Lane) -> None:
     compare(lane, args, window=90, softcap=3.0, scale=0.3, ragged=ragged, **options)
 
 
-_SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
+_SHAPES: _Shapes = {
     "one of everything": ((1, 1, 1, 1, 1, 16), [0], None),
     "one query, capacity 63": ((2, 2, 1, 1, 63, 64), [62, 0], None),
     "one query, capacity 64": ((2, 1, 4, 1, 64, 64), [63, 31], None),
@@ -174,42 +168,44 @@ _SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
     "capacity 511, splits": ((2, 1, 2, 4, 511, 64), [507, 250], None),
     "capacity 513, splits": ((1, 1, 1, 16, 513, 16), [497], None),
 }
-_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+_RAGGED: _Shapes = {
     "a long row among short ones": ((4, 2, 1, 1, 700, 64), [3, 699, 40, 0], None),
     "heads of 80, values of 40": ((2, 2, 2, 7, 300, 80), [0, 293], 40),
     "more rows than a tile": ((2, 1, 3, 43, 310, 64), [267, 10], None),
     "a window of 70": ((1, 2, 1, 70, 270, 32), [200], None),
 }
-_LARGE: dict[str, tuple[Sizes, list[int], int | None]] = {
+_LARGE: _Shapes = {
     "capacity 32768": ((2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
 }
-_LARGE_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+_LARGE_RAGGED: _Shapes = {
     "one of eight": ((8, 4, 7, 32, 2**15, 128), [2**15 - 32, *range(100, 800, 100)], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
     "many units": ((5, 90, 1, 1, 300, 16), [299, 5, 100, 0, 150], None),
 }
 _HALVES = (torch.float16, torch.bfloat16)
 CASES = [
-    Case(name, partial(_plain, sizes, starts, value, None))
-    for name, (sizes, starts, value) in _SHAPES.items()
+    Case(name, partial(_plain, *args), large=large)
+    for cases, large in ((_SHAPES, False), (_LARGE, True))
+    for name, args in cases.items()
 ]
 CASES += [
-    Case(name, partial(_plain, sizes, starts, value, None), large=True)
-    for name, (sizes, starts, value) in _LARGE.items()
-]
-CASES += [
-    Case("heads of 256 numbers", partial(_plain, (1, 2, 8, 5, 70, 256), [65], None, None), _HALVES),
-    Case("softcap", partial(_plain, (2, 1, 2, 5, 100, 64), [0, 95], None, 0.7)),
+    Case("heads of 256 numbers", partial(_plain, (1, 2, 8, 5, 70, 256), [65], None), _HALVES),
+    Case("softcap", partial(_plain, (2, 1, 2, 5, 100, 64), [0, 95], None, softcap=0.7)),
     Case("1, 2 and 8 splits", _splits, versions=("triton",)),
     *(
-        Case(f"ragged: {name}", partial(_ragged, *args), versions=("triton",), large=large)
+        Case(
+            f"ragged: {name}",
+            partial(_plain, *args, ragged=True),
+            versions=("triton",),
+            large=large,
+        )
         for cases, large in ((_RAGGED, False), (_LARGE_RAGGED, True))
         for name, args in cases.items()
     ),
     Case("ragged: 1 to 11 programs", _programs, versions=("triton",)),
     *(
-        Case(f"ragged: blocks of {n}", partial(_ragged_blocks, n), versions=("triton",))
+        Case(f"ragged: blocks of {n}", partial(_blocks, n, 400, ragged=True), versions=("triton",))
         for n in (1, 48)
     ),
     Case("ragged: nothing seen", partial(_nothing_seen, True), versions=("triton",)),
@@ -226,6 +222,6 @@ CASES += [
     Case("nothing seen", partial(_nothing_seen, False)),
     *(Case(f"sliding window {n}", partial(_sliding, n)) for n in (1, 64, 65)),
     *(Case(f"trees for {n} rows", partial(_tree, n)) for n in (1, 2)),
-    *(Case(f"blocks of {n}", partial(_blocks, n)) for n in (1, 16, 48, 64)),
+    *(Case(f"blocks of {n}", partial(_blocks, n, 200)) for n in (1, 16, 48, 64)),
     Case("all at once", partial(_all_at_once, 200, False)),
 ]

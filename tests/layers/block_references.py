@@ -321,6 +321,19 @@ def antidiagonals(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[i
     return found
 
 
+def tile_scores(
+    method: Any, keys: Tensor, queries: Tensor, head: int, tile: int, n_blocks: int
+) -> list[float]:
+    """The best product of a tile's mean query with the mean keys of the first blocks."""
+    size = method.block
+    asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
+    found = []
+    for block in range(n_blocks):
+        own = keys[head, block * size : (block + 1) * size].mean(0)
+        found.append(max(float(query @ own) for query in asking))
+    return found
+
+
 def calibrated(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
     """MInference: the pattern of each head that keeps most of what the last queries attend to."""
     size, length = method.block, keys.shape[1]
@@ -335,7 +348,7 @@ def calibrated(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]
                     attended[query // size, key // size] += weight
         patterns: list[list[set[int]]] = [[], [], []]
         for tile in range(n_tiles):
-            near, lines, products = [], [], []
+            near, lines = [], []
             for block in range(n_tiles):
                 distance = tile - block
                 slash = 0.0
@@ -343,9 +356,7 @@ def calibrated(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]
                     slash = sum(float(attended[t, t - distance]) for t in range(distance, n_tiles))
                 near.append(-float(abs(distance)))
                 lines.append(float(attended[:, block].sum()) + slash)
-                own = keys[head, block * size : (block + 1) * size].mean(0)
-                asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
-                products.append(max(float(query @ own) for query in asking))
+            products = tile_scores(method, keys, queries, head, tile, n_tiles)
             for pattern, scores in zip(patterns, (near, lines, products)):
                 pattern.append(best_before(scores, tile, method.budget))
         kept = [
@@ -365,11 +376,8 @@ def chunked(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
         tiles = []
         for tile in range(n_tiles):
             first = tile * size // method.chunk * method.chunk // size  # block of the chunk
-            scores = [-float("inf")] * n_tiles
-            for block in range(first):
-                own = keys[head, block * size : (block + 1) * size].mean(0)
-                asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
-                scores[block] = max(float(query @ own) for query in asking)
+            scores = tile_scores(method, keys, queries, head, tile, first)
+            scores += [-float("inf")] * (n_tiles - first)
             chosen = best_before(scores, tile, method.budget) | set(range(first, tile + 1))
             last = min((tile + 1) * size, length) - 1
             if last >= length - method.question:

@@ -24,7 +24,7 @@ from mmaccel.reduction.sparse_attention.contract import LastChoice
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.layers.test_eviction import draw_rows
+from tests.layers.test_eviction import draw_rows, inputs_of
 from tests.layers.test_sparse import QUEST, SELECTORS
 from tests.matrix.examples import Target, make
 
@@ -67,10 +67,7 @@ def run(
             patch.setattr(Engine, "runner", lambda self, *_: StaticEagerRunner(self.sync_every))
         with mmaccel.attach(model, policy, seed=4, strict=True, **given) as handle:
             for rows in prompts():
-                inputs: dict[str, Any] = left_padded(rows)
-                if embeds:
-                    table = model.get_input_embeddings()
-                    inputs["inputs_embeds"] = table(inputs.pop("input_ids")).detach()
+                inputs = inputs_of(model, rows, embeds)
                 out = model.generate(**inputs, **options, max_new_tokens=n_new)
                 found.append((out[:, -n_new:], handle.stats))
     return found

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +54,9 @@ def evict_above(keys: Tensor, lengths: Tensor) -> tuple[WindowLayer, Eviction]:
     return layer, eviction
 
 
-def draw_heads(*n_kept: int, size: int = 20) -> Tensor:
-    """Keys `[1, H, size, 3]` of heads that keep so many of the first entries, and the last one."""
-    keys = torch.randn(1, len(n_kept), size, 3, generator=torch.Generator().manual_seed(0))
+def draw_heads(*n_kept: int) -> Tensor:
+    """Keys `[1, H, 20, 3]` of heads that keep so many of the first entries, and the last one."""
+    keys = torch.randn(1, len(n_kept), 20, 3, generator=torch.Generator().manual_seed(0))
     for head, n in enumerate(n_kept):
         keys[0, head, :, 0] = -1
         keys[0, head, : n - 1, 0] = 1
@@ -128,12 +127,6 @@ def _all_rows_write_where_the_longest_does(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "heads are joined in the order of parts": _heads_come_back_as_parts,
-    "position after eviction": _all_rows_write_where_the_longest_does,
-}
-
-
 def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
     own = WindowLayer.count
     patch.setattr(
@@ -142,22 +135,25 @@ def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-ROUND_BUGS = {"all heads hold as much as the longest": _all_heads_hold_as_much}
+def check_once(reference: str) -> None:
+    test_eviction.check_masked("qwen2", reference)
 
 
-@pytest.mark.parametrize("bug", ROUND_BUGS)
-def test_planted_bugs_of_rounds_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ROUND_BUGS[bug](monkeypatch)
+def check_rounds(reference: str) -> None:
+    test_eviction.check_rounds(PLAIN, reference)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (_heads_come_back_as_parts, check_once),  # joined in the order of parts
+        (_all_rows_write_where_the_longest_does, check_once),
+        (_all_heads_hold_as_much, check_rounds),  # as the longest
+    ],
+)
+def test_planted_bugs_are_seen(plant: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         for reference in ("kvzap", "kvzap, a higher threshold"):
-            test_eviction.check_rounds(PLAIN, reference)
-            check_speculation(reference, 1)
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUGS[bug](monkeypatch)
-    with pytest.raises(AssertionError):
-        for reference in ("kvzap", "kvzap, a higher threshold"):
-            test_eviction.check_masked("qwen2", reference)
+            check(reference)
             check_speculation(reference, 1)

@@ -35,14 +35,13 @@ BUDGET = 3
 THRESHOLDS = {"linear": 0.4, "mlp": 0.1}
 
 
-def make_networks(kind: str, *, layers: int = 2, channels: int = 32, heads: int = 2) -> list[Any]:
+def make_networks(kind: str, *, layers: int = 2, heads: int = 2) -> list[Any]:
     """The networks of kvpress' `KVzapModel`, with random weights."""
     torch.manual_seed(5)
     if kind == "linear":
-        return [nn.Linear(channels, heads) for _ in range(layers)]
+        return [nn.Linear(32, heads) for _ in range(layers)]
     return [
-        nn.Sequential(nn.Linear(channels, 24), nn.GELU(), nn.Linear(24, heads))
-        for _ in range(layers)
+        nn.Sequential(nn.Linear(32, 24), nn.GELU(), nn.Linear(24, heads)) for _ in range(layers)
     ]
 
 

@@ -16,7 +16,7 @@ from mmaccel.pipelines.hosts.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 from tests.fixtures.lanes import every
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import build_lm
 from tests.layers.block_references import PROMPT_PLANS
 from tests.layers.masked_model import greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
@@ -113,12 +113,19 @@ def hide(
 
 
 def check_model(
-    name: str, method: PromptMethod, fused: bool, model_name: str = "qwen2", **methods: Any
+    name: str,
+    method: PromptMethod,
+    fused: Any,
+    model_name: str = "qwen2",
+    embeds: bool = False,
+    **methods: Any,
 ) -> None:
-    """A ragged batch against a mask of blocks over each prompt alone."""
+    """A ragged batch against a mask of blocks over each prompt alone. With `embeds` the model's own
+    prefill processes it, padding in front.
+    """
     model, rows = build_lm(model_name), draw_rows(41, 24, 33)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    given: dict[str, Any] = {"fused": fused, **methods}
+    given: dict[str, Any] = {"fused": fused, "embeds": embeds, **methods}
     received, stats = generate(model, mmaccel.Jacobi(window=5), rows, attention=method, **given)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, **given)
     assert not torch.equal(received, whole)
@@ -129,7 +136,7 @@ def check_model(
         rows,
         lambda ids: lambda *layer: hide(name, method, groups, *layer[:3]),
         N_NEW,
-        whole=False,
+        whole=embeds,
     )
 
 
@@ -159,34 +166,15 @@ def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) 
         check_model(*METHODS_FOR_PROMPTS[0], fused=True)
 
 
-def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama") -> None:
-    """Embeddings of a ragged batch, which the model's own prefill processes, padding in front."""
-    model, rows = build_lm(model_name), draw_rows(41, 24, 33)
-    padded = left_padded(rows)
-    embedded = model.get_input_embeddings()(padded["input_ids"]).detach()
-    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": N_NEW}
-    inputs = {"inputs_embeds": embedded, "attention_mask": padded["attention_mask"]}
-    with mmaccel.attach(model, mmaccel.Jacobi(5), strict=True) as handle:
-        whole = model.generate(**inputs, **given)
-    with mmaccel.attach(model, mmaccel.Jacobi(5), strict=True, attention=method) as handle:
-        received = model.generate(**inputs, **given)
-    assert not torch.equal(received, whole)
-    assert handle.stats is not None and repr(method) in handle.stats.reference
-    groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    assert received.tolist() == greedy_rows(
-        model, rows, lambda ids: lambda *layer: hide(name, method, groups, *layer[:3]), N_NEW
-    )
-
-
 @pytest.mark.parametrize(("number", "case"), every(5, enumerate(METHODS_FOR_PROMPTS)))
 def test_a_prompt_that_transformers_processes_has_the_same_tiles(number: int, case: Any) -> None:
-    check_own_prompt(*case, ("llama", "gemma3, deep")[number % 2])
+    check_model(*case, "auto", ("llama", "gemma3, deep")[number % 2], embeds=True)
 
 
 def test_rows_that_are_not_moved_to_the_front_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_tiles, "_arrange", lambda states, order: states)
     with pytest.raises(AssertionError):
-        check_own_prompt(*METHODS_FOR_PROMPTS[0])
+        check_model(*METHODS_FOR_PROMPTS[0], "auto", "llama", embeds=True)
 
 
 def test_a_layer_under_a_mask_of_its_own_keeps_it() -> None:

@@ -128,7 +128,6 @@ SHARES: dict[str, Any] = {
     "of the layer alone": lambda own, self, blocks, scores: own(
         self, replace(blocks, lasts={0: blocks.last}), scores
     ),
-    "the spread ones read less": lambda own, self, blocks, scores: 1 / own(self, blocks, scores),
 }
 
 

@@ -20,6 +20,8 @@ from mmaccel.pipelines.hosts.layers.drafting import DraftBlocks
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
+from tests.fixtures.heads import LENGTH, rows_of
+from tests.fixtures.heads import decode as decode_rows
 from tests.fixtures.lanes import every
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -31,37 +33,10 @@ SOURCES = {
     "quest": mmaccel.SelfDraft(QUEST),
 }
 LENGTHS = (40, 23, 31)
-LENGTH = 20
 
 
-@cache
-def rows_of(n_rows: int) -> list[list[int]]:
-    draws = torch.Generator().manual_seed(0)
-    sizes = (LENGTHS * 2)[:n_rows]
-    return [torch.randint(2, 40, (size,), generator=draws).tolist() for size in sizes]
-
-
-def decode(
-    policy: Any,
-    *,
-    n_rows: int = 3,
-    branches: int = 1,
-    batching: ContinuousBatching | None = None,
-    methods: LayerMethods | None = None,
-    temperature: float = 1.0,
-    name: str = "llama",
-    **options: Any,
-) -> Any:
-    window = CausalLMWindow(build_lm(name), **options)
-    window.use_methods(methods or LayerMethods(), branches)
-    n_items = n_rows // branches
-    return policy.sample(
-        window,
-        make_prompt(rows_of(n_rows), branches, batching=batching),
-        LENGTH,
-        params=SamplingParams(temperature=temperature, guidance_scale=1.0 + 0.5 * (branches - 1)),
-        noise=Noise.from_seed(list(range(n_items)), n_items),
-    )
+def decode(policy: Any, name: str = "llama", n_rows: int = 3, **given: Any) -> Any:
+    return decode_rows(policy, build_lm(name), n_rows=n_rows, lengths=LENGTHS, **given)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +81,7 @@ def test_drafts_over_the_whole_cache_are_all_right() -> None:
 def test_a_prompt_of_embeddings(name: str) -> None:
     """The prompt's last column is no id, and the first draft does not write there."""
     model = build_lm("llama")
-    embedded = model.get_input_embeddings()(torch.tensor(rows_of(1))) + 0.3
+    embedded = model.get_input_embeddings()(torch.tensor(rows_of(1, LENGTHS))) + 0.3
     made = []
     for policy in (mmaccel.Autoregressive(), Jacobi(window=5, drafts=SOURCES[name])):
         with mmaccel.attach(model, policy):
@@ -270,7 +245,7 @@ def test_triforce_chooses_once_a_window_and_quest_for_every_draft(
 
 def test_a_run_that_has_ended_leaves_nothing_behind() -> None:
     window = CausalLMWindow(build_lm("llama"))
-    prompt = make_prompt(rows_of(1))
+    prompt = make_prompt(rows_of(1, LENGTHS))
     given: dict[str, Any] = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
 
     def stop(progress: Any) -> None:

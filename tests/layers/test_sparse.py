@@ -53,7 +53,6 @@ SELECTORS = [
     if not load(METHODS["attention"][name].target).chooses_prompts
     for fields in FORMS.get(name, [{}])
 ]
-CLASSES = [load(entry.target) for entry in METHODS["attention"].values()]
 EMPTY = torch.zeros(1, 1, 1, 4, WIDTH), torch.ones(1, 1, 1, 4, 1, dtype=torch.bool)
 QUEST = mmaccel.Quest(**FIELDS)
 
@@ -119,15 +118,6 @@ def test_blocks_are_those_of_brute_force_after_rollbacks(
     name: str, method: AttentionMethod
 ) -> None:
     run_passes(name, method)
-
-
-def test_a_summary_of_dhsa_is_the_sum_of_its_real_keys_over_the_root_of_their_number() -> None:
-    keys = draw(1, HEADS, 3, 4, WIDTH)
-    is_real = torch.arange(4) < torch.tensor([4, 3, 0])[:, None]
-    summaries = mmaccel.DHSA().summarise(keys, is_real[None, None, ..., None])
-    expected = torch.stack([keys[:, :, 0].sum(2) / 2, keys[:, :, 1, :3].sum(2) / 3**0.5], 2)
-    assert torch.allclose(summaries[:, :, :2], expected, atol=1e-6)
-    assert not summaries[:, :, 2].any()
 
 
 SUMMARISED = [(name, method) for name, method in SELECTORS if method.summarise(*EMPTY) is not None]

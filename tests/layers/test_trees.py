@@ -89,7 +89,6 @@ def test_ancestors() -> None:
 
 BUGS = (
     "the mask is off by one",
-    "no mask",
     "a window counts entries",
     "depth is the number",
     "compacted in draft order",
@@ -105,8 +104,6 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
             "_hide_branches",
             lambda mask, indices, tree, window: own(mask, indices + 1, tree, window),
         )
-    elif bug == "no mask":
-        monkeypatch.setattr(attention, "_hide_branches", lambda mask, indices, tree, window: mask)
     elif bug == "a window counts entries":
         own, plain = attention._hide_branches, attention.make_mask
         monkeypatch.setattr(

@@ -55,17 +55,33 @@ class Example:
     forms: tuple[dict[str, Any], ...] = ()
 
 
-def _policy(name: str, **own: Any) -> Callable[..., Any]:
-    return lambda target, **given: make_policy(name, **own | given)
+Fields = dict[str, Any]
+Row = tuple[tuple[str, str], Example]
 
 
-def _method(slot: str, name: str, **own: Any) -> Callable[..., Any]:
-    return lambda target, **given: read_method(slot, {"name": name, **own, **given})
+def _policy(
+    name: str, identities: tuple[Fields, ...] = (), forms: tuple[Fields, ...] = (), **own: Any
+) -> Row:
+    def build(target: Target, **given: Any) -> Any:
+        return make_policy(name, **own | given)
+
+    return ("policies", name), Example(build, identities, forms)
 
 
-EXAMPLES: dict[tuple[str, str], Example] = {
-    ("policies", "stepwise"): Example(
-        _policy("stepwise"),
+def _method(slot: str, name: str, *identities: Fields, **own: Any) -> Row:
+    def build(target: Target, **given: Any) -> Any:
+        return read_method(slot, {"name": name, **own, **given})
+
+    return (slot, name), Example(build, identities)
+
+
+def _drafts(name: str, make: Callable[..., Any]) -> Row:
+    return ("drafts", name), Example(make)
+
+
+_POLICIES = (
+    _policy(
+        "stepwise",
         forms=(
             {"order": "random"},
             {"order": "halton"},
@@ -73,188 +89,166 @@ EXAMPLES: dict[tuple[str, str], Example] = {
             {"order": "position"},
         ),
     ),
-    ("policies", "lossless-unmask"): Example(
-        _policy("lossless-unmask", drafts=4),
+    _policy(
+        "lossless-unmask",
         forms=({"order": "halton"}, {"order": "random"}, {"order": "position"}),
+        drafts=4,
     ),
-    ("policies", "speculative"): Example(
-        lambda target, **given: make_policy(
-            "speculative", draft_model=None if "drafts" in given else target.drafter, **given
-        )
+    (
+        ("policies", "speculative"),
+        Example(
+            lambda target, **given: make_policy(
+                "speculative", draft_model=None if "drafts" in given else target.drafter, **given
+            )
+        ),
     ),
-    ("policies", "gsd"): Example(_policy("gsd", group=1, max_gap=0.5), ({"group": 0},)),
-    ("policies", "pcg"): Example(_policy("pcg"), ({"radius": 0.0}, {"radius": 1e-6})),
-    ("policies", "row-parallel"): Example(_policy("row-parallel", ahead=1), ({"ahead": 99},)),
-    ("policies", "entropy-bounded"): Example(
-        _policy("entropy-bounded", gamma=1.5),
+    _policy("gsd", ({"group": 0},), group=1, max_gap=0.5),
+    _policy("pcg", ({"radius": 0.0}, {"radius": 1e-6})),
+    _policy("row-parallel", ({"ahead": 99},), ahead=1),
+    _policy(
+        "entropy-bounded",
         ({"gamma": 0.0}, {"gamma": None, "budget_nats": 0.0}),
         ({"gamma": None, "budget_nats": 6.0},),
+        gamma=1.5,
     ),
-    ("policies", "confident-parallel"): Example(
-        _policy("confident-parallel", threshold=0.2),
+    _policy(
+        "confident-parallel",
         ({"threshold": 1.0}, {"rule": "frechet", "factor": 0.0}),
         ({"rule": "frechet", "factor": 3.0}, {"threshold": 0.6, "settled": 2.5}),
+        threshold=0.2,
     ),
-    ("policies", "kl-stable"): Example(
-        _policy("kl-stable", kl=0.3, threshold=0.1, steps=1), ({"threshold": 1.0}, {"kl": 0.0})
-    ),
-    ("policies", "local-leap"): Example(
-        _policy("local-leap", anchor=0.3, radius=2, relaxed=0.15), ({"anchor": 1.0},)
-    ),
-    ("policies", "adaptive-block"): Example(
-        _policy("adaptive-block", delimiters=(1,), tau=0.02, threshold=0.2),
+    _policy("kl-stable", ({"threshold": 1.0}, {"kl": 0.0}), kl=0.3, threshold=0.1, steps=1),
+    _policy("local-leap", ({"anchor": 1.0},), anchor=0.3, radius=2, relaxed=0.15),
+    _policy(
+        "adaptive-block",
         ({"threshold": 1.0, "block": 2},),
+        delimiters=(1,),
+        tau=0.02,
+        threshold=0.2,
     ),
-    ("policies", "revised-parallel"): Example(
-        _policy("revised-parallel", threshold=0.1, revise="edit", least=0.3, budget=2),
+    _policy(
+        "revised-parallel",
         ({"threshold": 1.0, "revise": "edit", "budget": 0},),
         ({"revise": "shadow"}, {"revise": "redo"}),
+        threshold=0.1,
+        revise="edit",
+        least=0.3,
+        budget=2,
     ),
-    ("policies", "masked-parallel"): Example(
-        _policy("masked-parallel", steps=3),
+    _policy(
+        "masked-parallel",
         (
             {"steps": None, "choose": "first"},
             {"steps": None, "order": "halton"},
             {"steps": 99, "order": "random", "schedule": "linear"},
         ),
         ({"choose": "first"}, {"order": "halton"}, {"order": "random"}),
+        steps=3,
     ),
-    ("policies", "layered-parallel"): Example(
-        _policy("layered-parallel", steps=3),
+    _policy(
+        "layered-parallel",
         ({"steps": 99, "shift": 1.0},),
         ({"penalty": 0.0, "choice": 0.0},),
+        steps=3,
     ),
-    ("policies", "explore-exploit"): Example(
-        _policy("explore-exploit", threshold=0.3, least=3, explore=2),
+    _policy(
+        "explore-exploit",
         ({"threshold": 1.0, "explore": 0}, {"threshold": 1.0, "least": 0}),
+        threshold=0.3,
+        least=3,
+        explore=2,
     ),
-    ("policies", "learned-filter"): Example(
-        _policy("learned-filter", filter=lambda seen: seen.peak * 2, threshold=0.5),
+    _policy(
+        "learned-filter",
         ({"filter": "", "threshold": 1.0},),
+        filter=lambda seen: seen.peak * 2,
+        threshold=0.5,
     ),
-    ("policies", "fast-var"): Example(_policy("fast-var", keep=(0.5,)), ({"keep": (1.0,)},)),
-    ("policies", "fast-var-random"): Example(
-        _policy("fast-var-random", keep=(0.5,)), ({"keep": (1.0,)},)
-    ),
+    _policy("fast-var", ({"keep": (1.0,)},), keep=(0.5,)),
+    _policy("fast-var-random", ({"keep": (1.0,)},), keep=(0.5,)),
+)
+_LENGTHS = {"svip": SVIP(0.8), "specdec++": SpecDecPP(0.6), "disco": DISCO(0.5)}
+_DRAFTS = (
     # costs that are counted: with measured ones passes are those of the clock
-    ("drafts", "bandit"): Example(lambda target: mmaccel.BanditSpec(token_cost=0.03)),
-    ("drafts", "suffix"): Example(lambda target: Suffix(token_cost=0.03)),
-    ("drafts", "lookahead"): Example(lambda target: mmaccel.Lookahead(pool=16)),
-    ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
-    **{
-        ("drafts", f"draft-model {name}"): Example(
-            lambda target, rule=rule: DraftModel(target.drafter, length=rule)
+    _drafts("bandit", lambda target: mmaccel.BanditSpec(token_cost=0.03)),
+    _drafts("suffix", lambda target: Suffix(token_cost=0.03)),
+    _drafts("lookahead", lambda target: mmaccel.Lookahead(pool=16)),
+    _drafts("draft-model", lambda target: DraftModel(target.drafter)),
+    *(
+        _drafts(
+            f"draft-model {name}", lambda target, rule=rule: DraftModel(target.drafter, length=rule)
         )
-        for name, rule in {
-            "svip": SVIP(0.8),
-            "specdec++": SpecDecPP(0.6),
-            "disco": DISCO(0.5),
-        }.items()
-    },
-    ("drafts", "pard"): Example(lambda target: Pard(target.drafter, mask_token=1)),
-    ("drafts", "source-text"): Example(lambda target: SourceText((1, 2, 3, 0, 1, 4, 2), ngram=1)),
-    ("drafts", "source-image"): Example(lambda target: SourceImage((1, 2, 0, 3, 1, 4) * 3)),
-    ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
-    ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
-    ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),
-    ("tree", "forked-comb"): Example(
-        _method("tree", "forked-comb", branches=2, length=2, twigs=2, twig_length=1)
+        for name, rule in _LENGTHS.items()
     ),
-    ("tree", "spec-exec"): Example(_method("tree", "spec-exec", nodes=9, depth=2, expand=3)),
-    ("tree", "tetris"): Example(_method("tree", "tetris", nodes=6, depth=2, budget=4)),
-    ("kv_cache", "snapkv"): Example(
-        _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
-    ),
-    ("kv_cache", "pyramidkv"): Example(
-        _method("kv_cache", "pyramidkv", budget=9, window=3, slope=4), ({"budget": 64},)
-    ),
-    ("kv_cache", "chunkkv"): Example(
-        _method("kv_cache", "chunkkv", budget=9, chunk=3, window=3), ({"budget": 64},)
-    ),
-    ("kv_cache", "citrus"): Example(
-        _method("kv_cache", "citrus", budget=9, instruction=3), ({"budget": 64},)
-    ),
-    ("kv_cache", "tova"): Example(_method("kv_cache", "tova", budget=9), ({"budget": 64},)),
-    ("kv_cache", "h2o"): Example(_method("kv_cache", "h2o", budget=9), ({"budget": 64},)),
-    ("kv_cache", "vatp"): Example(
-        _method("kv_cache", "vatp", budget=9, sinks=2), ({"budget": 64},)
-    ),
-    ("kv_cache", "expected-attention"): Example(
-        _method("kv_cache", "expected-attention", budget=9, sinks=2), ({"budget": 64},)
-    ),
-    ("kv_cache", "knorm"): Example(
-        _method("kv_cache", "knorm", budget=9, first_layer=1), ({"budget": 64}, {"first_layer": 99})
-    ),
-    ("kv_cache", "keydiff"): Example(_method("kv_cache", "keydiff", budget=9), ({"budget": 64},)),
-    ("kv_cache", "morphkv"): Example(
-        _method("kv_cache", "morphkv", budget=9, window=3), ({"budget": 64},)
-    ),
-    ("kv_cache", "linekv"): Example(
-        _method("kv_cache", "linekv", budget=9, every=5, lines=1, sinks=2), ({"budget": 64},)
-    ),
-    ("kv_cache", "raas"): Example(
-        _method("kv_cache", "raas", budget=9, every=5, threshold=0.06), ({"budget": 64},)
-    ),
-    ("kv_cache", "kvzap"): Example(
-        _method("kv_cache", "kvzap", budget=2, threshold=-2.0, window=3),
-        ({"budget": 64}, {"threshold": -99.0}),
-    ),
-    ("kv_cache", "kvzip"): Example(
-        _method("kv_cache", "kvzip", budget=7, sinks=1, piece=11), ({"budget": 64},)
-    ),
-    ("kv_cache", "chelsea"): Example(
-        _method("kv_cache", "chelsea", budget=9, chunk=8, sinks=1, recent=2), ({"budget": 64},)
-    ),
-    ("kv_cache", "bilevelkv"): Example(
-        _method("kv_cache", "bilevelkv", budget=9, chunk=8, pool=4, question=2), ({"budget": 64},)
-    ),
-    ("kv_cache", "duo-attention"): Example(
-        _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.9, window=3),
-        ({"budget": 64}, {"share": 0.0}),
-    ),
-    ("kv_cache", "scale-kv"): Example(
-        _method("kv_cache", "scale-kv", budget=9, window=4, drafters=(1,)), ({"budget": 64},)
-    ),
-    ("kv_cache", "quantized-cache"): Example(
-        _method("kv_cache", "quantized-cache", group=6, residual=5), ({"residual": 64},)
-    ),
-    ("kv_cache", "random-eviction"): Example(
-        _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
-    ),
-    ("kv_cache", "streaming-llm"): Example(
-        _method("kv_cache", "streaming-llm", budget=9, sinks=3), ({"budget": 64},)
-    ),
-    **{
-        ("attention", name): Example(
-            _method("attention", name, budget=0.34, block=4, first_layer=0), ({"budget": 1},)
-        )
-        for name in ("act-qkv", "dhsa", "hip", "long-heads", "quest", "token-select")
-    },
-    ("attention", "top-p"): Example(
-        _method("attention", "top-p", p=0.5, block=4, first_layer=0), ({"p": 1},)
-    ),
-    ("attention", "tidal-decode"): Example(
-        _method("attention", "tidal-decode", budget=0.34, block=4, first_layer=0),
-        ({"budget": 1}, {"first_layer": 1, "reselect": 2}),
-    ),
-    ("attention", "x-attention"): Example(
-        _method("attention", "x-attention", threshold=0.4, stride=2, block=4, first_layer=0),
-        ({"threshold": 1},),
-    ),
-    ("attention", "m-inference"): Example(
-        _method("attention", "m-inference", budget=0.3, window=4, block=4, first_layer=0),
-        ({"budget": 1}, {"block": 64}),
-    ),
-    ("attention", "video-chunks"): Example(
-        _method(
-            "attention", "video-chunks", budget=0.2, chunk=8, question=2, block=4, first_layer=0
-        ),
-        ({"budget": 1}, {"chunk": 64}, {"question": 64}),
-    ),
-    ("attention", "local-window"): Example(
-        _method("attention", "local-window", window=6, block=4, first_layer=0), ({"window": 64},)
-    ),
+    _drafts("pard", lambda target: Pard(target.drafter, mask_token=1)),
+    _drafts("source-text", lambda target: SourceText((1, 2, 3, 0, 1, 4, 2), ngram=1)),
+    _drafts("source-image", lambda target: SourceImage((1, 2, 0, 3, 1, 4) * 3)),
+)
+_TREES: dict[str, Fields] = {
+    "comb": {"branches": 3, "length": 2},
+    "dyspec": {"nodes": 5, "depth": 2},
+    "sequoia": {"nodes": 5, "depth": 2},
+    "forked-comb": {"branches": 2, "length": 2, "twigs": 2, "twig_length": 1},
+    "spec-exec": {"nodes": 9, "depth": 2, "expand": 3},
+    "tetris": {"nodes": 6, "depth": 2, "budget": 4},
 }
+_EVICTING: dict[str, Fields] = {  # fields next to a budget of 9, of which 64 drops nothing
+    "snapkv": {"window": 3},
+    "pyramidkv": {"window": 3, "slope": 4},
+    "chunkkv": {"chunk": 3, "window": 3},
+    "citrus": {"instruction": 3},
+    "tova": {},
+    "h2o": {},
+    "vatp": {"sinks": 2},
+    "expected-attention": {"sinks": 2},
+    "keydiff": {},
+    "morphkv": {"window": 3},
+    "linekv": {"every": 5, "lines": 1, "sinks": 2},
+    "raas": {"every": 5, "threshold": 0.06},
+    "kvzip": {"budget": 7, "sinks": 1, "piece": 11},
+    "chelsea": {"chunk": 8, "sinks": 1, "recent": 2},
+    "bilevelkv": {"chunk": 8, "pool": 4, "question": 2},
+    "scale-kv": {"window": 4, "drafters": (1,)},
+    "random-eviction": {},
+    "streaming-llm": {"sinks": 3},
+}
+_ALL, _EVERY_BLOCK = {"budget": 64}, {"budget": 1}
+_BLOCKS: Fields = {"block": 4, "first_layer": 0}
+_BY_BUDGET = _BLOCKS | {"budget": 0.34}
+_LAYERS = (
+    *(_method("kv_cache", name, _ALL, **{"budget": 9} | own) for name, own in _EVICTING.items()),
+    _method("kv_cache", "knorm", _ALL, {"first_layer": 99}, budget=9, first_layer=1),
+    _method("kv_cache", "kvzap", _ALL, {"threshold": -99.0}, budget=2, threshold=-2.0, window=3),
+    _method(
+        "kv_cache", "duo-attention", _ALL, {"share": 0.0}, budget=6, sinks=2, share=0.9, window=3
+    ),
+    _method("kv_cache", "quantized-cache", {"residual": 64}, group=6, residual=5),
+    *(
+        _method("attention", name, _EVERY_BLOCK, **_BY_BUDGET)
+        for name in ("act-qkv", "dhsa", "hip", "long-heads", "quest", "token-select")
+    ),
+    _method("attention", "top-p", {"p": 1}, p=0.5, **_BLOCKS),
+    _method(
+        "attention", "tidal-decode", _EVERY_BLOCK, {"first_layer": 1, "reselect": 2}, **_BY_BUDGET
+    ),
+    _method("attention", "x-attention", {"threshold": 1}, threshold=0.4, stride=2, **_BLOCKS),
+    _method(
+        "attention", "m-inference", _EVERY_BLOCK, {"block": 64}, budget=0.3, window=4, **_BLOCKS
+    ),
+    _method(
+        "attention", "video-chunks", _EVERY_BLOCK, {"chunk": 64}, {"question": 64},
+        budget=0.2, chunk=8, question=2, **_BLOCKS,
+    ),
+    _method("attention", "local-window", {"window": 64}, window=6, **_BLOCKS),
+)  # fmt: skip
+EXAMPLES: dict[tuple[str, str], Example] = dict(
+    (
+        *_POLICIES,
+        *_DRAFTS,
+        *(_method("tree", name, **own) for name, own in _TREES.items()),
+        *_LAYERS,
+    )
+)
 
 
 def names(slot: str, kind: str = "") -> list[str]:

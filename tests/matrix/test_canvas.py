@@ -32,6 +32,7 @@ from tests.fixtures.tiny_lms import VOCAB
 from tests.fixtures.toy_models import make_prompt
 from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names
+from tests.matrix.test_batching import check_rows
 
 CANVAS = [  # those of scales run in tests/canvas/test_scale_reductions.py
     name
@@ -42,10 +43,10 @@ RELAXED = [name for name in CANVAS if make("policies", name, Target(None)).exact
 BITWISE = [name for name in CANVAS if name not in RELAXED and name != "stepwise"]
 ORDERS = ["confidence", "entropy", "margin", "left", "random", "halton"]
 
-ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9]]
-OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4]]
+ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
+OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
 ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5], [2, 2], [4, 4, 4, 8]]
-LENGTH, ALL, STOPS = 12, list(range(len(ROWS))), torch.tensor([2, 3, 10, 15, 20, 26])
+LENGTH, ALL, STOPS = 12, list(range(len(ALIKE))), torch.tensor([2, 3, 10, 15, 20, 26])
 MODELS: dict[str, dict[str, Any]] = {
     "masked": {},
     "shifted": {"shift": 1},
@@ -80,13 +81,13 @@ def target() -> Target:
     return Target(model_of("masked"))
 
 
-def prompt(cell: dict[str, Any], rows: list[int]) -> Prompt:
+def prompt(cell: dict[str, Any], rows: list[int], width: int = 0) -> Prompt:
     """Rows of ragged prompts, whose branches end alike in the blocks of a block-causal model."""
     is_alike = cell["model"] == "block-causal"
     tokens = [(ALIKE if is_alike else ROWS)[row] for row in rows]
     tokens += [(ALIKE if is_alike else OTHERS)[row] for row in rows] * cell["guided"]
     layout = Grid(3, 4, VOCAB) if cell.get("grid") else None
-    found = make_prompt(tokens, 1 + cell["guided"])
+    found = make_prompt(tokens, 1 + cell["guided"], width)
     return replace(found, stop_tokens=STOPS if cell.get("stops", True) else None, layout=layout)
 
 
@@ -96,19 +97,18 @@ def decode(
     rows: list[int],
     batching: ContinuousBatching | None = None,
     width: int = 0,
+    model: Any = None,
+    **more: Any,
 ) -> Generation:
-    given = replace(prompt(cell, rows), batching=batching)
-    if width:  # with room for longer prompts
-        pad = width - given.tokens.shape[1]
-        given = replace(given, tokens=torch.nn.functional.pad(given.tokens, (0, pad)))
     params = {"guidance_scale": 1.7 if cell["guided"] else 1.0, "top_k": 20}
     params["temperature"] = cell.get("temperature", 1.0)
     made: Generation = policy.sample(
-        model_of(cell["model"]),
-        given,
+        model or model_of(cell["model"]),
+        replace(prompt(cell, rows, width), batching=batching),
         LENGTH,
         params=SamplingParams(**params),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
+        **more,
     )
     return made
 
@@ -227,12 +227,12 @@ def test_a_row_is_the_row_alone(name: str, form: dict[str, Any], cell: dict[str,
         given: list[FinishedRow] = []
         made = decode(policy, cell, ALL, ContinuousBatching(n, given.append))
         assert_alone(made, alone, counts=not drafts or n == 1)
-        check_finished(given, alone, counts=not drafts or n == 1)
+        check_rows(given, alone, counts=not drafts or n == 1)
     given = []
     arriving = Arriving(ALL[2:], lambda rows: prompt(cell, rows), 2)
     decode(policy, cell, [0, 1], ContinuousBatching(4, given.append, arriving), width=7)
     if not arriving.waiting:  # otherwise the run was empty before they came
-        check_finished(given, alone, counts=not drafts)
+        check_rows(given, alone, counts=not drafts)
 
 
 def assert_alone(made: Generation, alone: list[Generation], *, counts: bool) -> None:
@@ -246,14 +246,3 @@ def assert_alone(made: Generation, alone: list[Generation], *, counts: bool) -> 
         assert made.stats.row_passes == sum(own.stats.row_passes for own in alone)
         nats = sum(own.stats.nats for own in alone)
         assert made.stats.nats == pytest.approx(nats, rel=1e-9, abs=1e-12)
-
-
-def check_finished(given: list[FinishedRow], alone: list[Generation], *, counts: bool) -> None:
-    """Rows as they were handed out."""
-    assert sorted(row.row for row in given) == ALL
-    for row in given:
-        own = alone[row.row]
-        assert row.tokens.tolist() == own.tokens[0, : int(own.lengths[0])].tolist()
-        if counts:
-            assert (row.passes, row.accepted) == (int(own.passes[0]), own.stats.accepted)
-            assert row.nats == pytest.approx(own.stats.nats, rel=1e-9, abs=1e-12)

@@ -29,8 +29,8 @@ from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod, KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from tests.fixtures.graph_replay import Replay
-from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.layers.test_eviction import draw_rows
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers.test_eviction import draw_rows, generate
 from tests.matrix.examples import Target, make
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -107,15 +107,9 @@ def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Engine, "runner", lambda self, *_: Replay(1, self.cache))
             return run(pair, rows, with_option=False)
-    prompts = left_padded(rows)
-    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
-    model = build_lm("llama")
-    with mmaccel.attach(
-        model, policy, seed=4, fused=False, strict=True, **given, **pair.methods
-    ) as handle:
-        out = model.generate(**prompts, **options, max_new_tokens=N_NEW)
-    assert handle.stats is not None and not handle.stats.fallbacks
-    return out[:, prompts["input_ids"].shape[1] :]
+    given |= {"fused": False, "max_new_tokens": N_NEW} | pair.methods
+    tokens: Tensor = generate(build_lm("llama"), policy, rows, **given)[0]
+    return tokens
 
 
 def find_fault(pair: Pair) -> str:

@@ -17,13 +17,12 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 from tests.fixtures.lanes import every
-from tests.fixtures.tiny_lms import PAD, build_lm, left_padded, shared_lm
+from tests.fixtures.tiny_lms import build_lm, shared_lm
 from tests.layers.test_eviction import draw_rows, generate
 from tests.layers.test_hidden_states import METHOD as BY_HIDDEN
 from tests.matrix.examples import Target, identities, make, text_policies
+from tests.matrix.layer_support import EVERY
 
-SLOTS = ("kv_cache", "attention")
-EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
 ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
     ("kv_cache", name, {"every": 5})
     for name, entry in METHODS["kv_cache"].items()
@@ -112,12 +111,8 @@ def test_a_prompt_of_embeddings_is_served_like_its_ids(
         return
     model, rows = build_lm("qwen2"), draw_rows(*LENGTHS)
     plain = generate(model, PLAIN, rows, **{slot: method})[0]
-    given: dict[str, Any] = left_padded(rows)
-    given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()
-    given |= {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
     for policy in (PLAIN, mmaccel.Jacobi(window=5)):
         if slot == "attention" and (method.chooses_prompts or policy is not PLAIN):
             continue  # tiles of such prompts are proved in tests/layers/test_prompts.py
-        with mmaccel.attach(model, policy, strict=True, **{slot: method}):
-            made = model.generate(**given, max_new_tokens=plain.shape[1])
+        made = generate(model, policy, rows, embeds=True, **{slot: method})[0]
         assert torch.equal(made, plain)

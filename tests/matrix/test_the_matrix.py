@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmaccel.catalog import METHODS, POLICIES, Entry
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource
@@ -24,39 +25,42 @@ HERE = f"{__name__}:"
 
 
 @dataclass(frozen=True)
-class Bold(WindowPolicy):
-    """Says that it is bitwise, and accepts every second wrong draft."""
+class Honest(WindowPolicy):
+    """Drafts token 0, and accepts what is right."""
 
     window: int | Literal["adaptive"] = 8
 
     exactness: ClassVar[str] = "bitwise"  # type: ignore[assignment]
 
-    def decode(self, run: Any) -> Any:
-        open_draws = choose_draws(run)
-
-        def step_fn() -> None:
-            draws = open_draws(run)
-            drafts = run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
-            tokens = draws.tokens()
-            run.accept(tokens, (tokens[:, :-1] == drafts) | (run.rows.slots[:, :-1] % 2 == 1))
-
-        return run.run(step_fn)
-
-
-@dataclass(frozen=True)
-class Honest(Bold):
-    """The same, but accepts what is right."""
+    def accepts(self, is_right: Tensor, slots: Tensor) -> Tensor:
+        """Which drafts, at their slots, count as right."""
+        return is_right
 
     def decode(self, run: Any) -> Any:
         open_draws = choose_draws(run)
 
         def step_fn() -> None:
             draws = open_draws(run)
-            drafts = run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
+            slots = run.rows.slots[:, :-1]
+            drafts = run.write_drafts(torch.zeros_like(slots))
             tokens = draws.tokens()
-            run.accept(tokens, tokens[:, :-1] == drafts)
+            run.accept(tokens, self.accepts(tokens[:, :-1] == drafts, slots))
 
         return run.run(step_fn)
+
+
+class Bold(Honest):
+    """Says that it is bitwise, and accepts every second wrong draft."""
+
+    def accepts(self, is_right: Tensor, slots: Tensor) -> Tensor:
+        return is_right | (slots % 2 == 1)
+
+
+class Slow(Honest):
+    """Takes a pass for every token, whatever was drafted."""
+
+    def accepts(self, is_right: Tensor, slots: Tensor) -> Tensor:
+        return torch.zeros_like(is_right)
 
 
 @dataclass(frozen=True)
@@ -69,22 +73,6 @@ class Needy(Jacobi):
         super().__post_init__()
         if not self.secret:
             raise TypeError("a secret is needed")
-
-
-@dataclass(frozen=True)
-class Slow(Jacobi):
-    """Takes a pass for every token, whatever was drafted."""
-
-    def decode(self, run: Any) -> Any:
-        open_draws = choose_draws(run)
-
-        def step_fn() -> None:
-            draws = open_draws(run)
-            run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
-            tokens = draws.tokens()
-            run.accept(tokens, torch.zeros_like(tokens[:, :-1], dtype=torch.bool))
-
-        return run.run(step_fn)
 
 
 @dataclass(frozen=True)

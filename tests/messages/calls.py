@@ -34,7 +34,7 @@ from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.media import image
 from tests.fixtures.shared import image_pipe, media_pipe, new_folder, reading_pipe
 from tests.fixtures.speech import SECONDS
-from tests.fixtures.tiny_lms import build_lm, left_padded, shared_lm
+from tests.fixtures.tiny_lms import PROMPTS, build_lm, shared_lm
 from tests.fixtures.tiny_model import CAPTIONS, build_tiny_clips, masked_beside_plain
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first, shared_vlm
 from tests.fixtures.tiny_vqa import build_vqa, scene
@@ -47,7 +47,6 @@ _NO = UnsupportedModelError
 
 # --- attach to a language model -------------------------------------------------------------------
 
-_PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 _SHORT: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
 _NINE = Jacobi(window=9)
 _FRAMES = mmaccel.Frames(((4, 12),), vocab_size=40)
@@ -61,7 +60,7 @@ def language_model(name: str = "llama") -> Call:
         model = build_lm(name) if name in ("llama", "mistral", "gpt2") else build_decoder(name)
         try:
             with mmaccel.attach(model, policy, **options):
-                model.generate(**_PROMPTS, **_SHORT)
+                model.generate(**PROMPTS, **_SHORT)
         finally:
             assert "_sample" not in vars(model)
 
@@ -126,7 +125,7 @@ def generating(options: dict[str, Any]) -> Call:
     """`generate` of an attached language model."""
     model = build_lm("llama")
     mmaccel.attach(model, "jacobi", **options)
-    return partial(model.generate, **_PROMPTS, **_SHORT)
+    return partial(model.generate, **PROMPTS, **_SHORT)
 
 
 def training() -> Call:
@@ -136,7 +135,7 @@ def training() -> Call:
     mmaccel.attach(model, "jacobi", strict=True)
 
     def generate(evaluates: bool) -> Any:
-        return model.train(not evaluates).generate(**_PROMPTS, **_SHORT)
+        return model.train(not evaluates).generate(**PROMPTS, **_SHORT)
 
     return generate
 

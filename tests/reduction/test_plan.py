@@ -30,22 +30,23 @@ def test_indices_and_masks_make_the_same_plan() -> None:
         assert plan.counts.tolist() == [3, 2] and find_violations(plan, VALID) == []
 
 
+THREE = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
+
+
 def test_pruning_copies_bits() -> None:
-    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
     x = X.clone()
     x[0, 0] = torch.tensor([-0.0, torch.inf, torch.nan, 1e-45])
-    y = reduce(x, plan)
+    y = reduce(x, THREE)
     assert y[0].numpy().tobytes() == x[0, [0, 2, 5]].numpy().tobytes()
     assert torch.equal(y[1, :2], x[1, [2, 4]]) and not y[1, 2].any()
 
 
 def test_restore_puts_kept_tokens_over_a_base() -> None:
-    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
-    y, base = reduce(X, plan), torch.full_like(X, 7.0)
-    full = restore(y, plan, base)
+    y, base = reduce(X, THREE), torch.full_like(X, 7.0)
+    full = restore(y, THREE, base)
     assert torch.equal(full[0, [0, 2, 5]], X[0, [0, 2, 5]]) and (full[0, [1, 3, 4]] == 7).all()
-    assert torch.equal(reduce(full, plan), y)  # idempotent
-    assert not restore(y, plan)[1, [0, 1, 3, 5]].any()
+    assert torch.equal(reduce(full, THREE), y)  # idempotent
+    assert not restore(y, THREE)[1, [0, 1, 3, 5]].any()
 
 
 def test_merging_is_a_weighted_mean_and_restore_copies_it_back() -> None:
@@ -65,10 +66,9 @@ def test_merging_is_a_weighted_mean_and_restore_copies_it_back() -> None:
 
 
 def test_positions_are_taken_bit_for_bit() -> None:
-    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
     positions = torch.arange(36).view(2, 6, 3) + 2**40
-    assert take(VALID, plan).dtype == torch.bool and torch.equal(take(VALID, plan), plan.valid)
-    taken = take(positions, plan, fill=-1)
+    assert take(VALID, THREE).dtype == torch.bool and torch.equal(take(VALID, THREE), THREE.valid)
+    taken = take(positions, THREE, fill=-1)
     assert torch.equal(taken[0], positions[0, [0, 2, 5]]) and (taken[1, 2] == -1).all()
 
 

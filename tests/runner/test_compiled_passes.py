@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.pipelines.hosts.runner import compiled_passes, onednn
 from mmaccel.pipelines.hosts.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.hosts.runner.engine import Engine
-from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
-from tests.fixtures.fused_lms import build_decoder, lay_out_all
+from tests.fixtures.fused_lms import build_decoder, lay_out_all, note_products
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
@@ -99,11 +98,7 @@ def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPat
     """Where that is faster; not from weights that changed since."""
     lay_out_all(monkeypatch)
     plain, compiled = open_windows()
-    rows: list[int] = []
-    own = PackedLinear.multiply_reordered
-    monkeypatch.setattr(
-        PackedLinear, "multiply_reordered", lambda self, x: (rows.append(len(x)), own(self, x))[1]
-    )
+    rows = note_products(monkeypatch)
     for factor in (1, 1.1):
         with torch.no_grad():
             for parameter in plain.model.parameters():
@@ -257,6 +252,20 @@ def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
     assert len(made) == 1
 
 
+@pytest.fixture
+def looked_for_anew() -> Iterator[None]:
+    find_obstacle.cache_clear()
+    yield
+    find_obstacle.cache_clear()
+
+
+def said_of_the_compiler() -> str:
+    found = next(finding for finding in list_devices() if finding.what == "compiler")
+    assert found.state == "no"
+    return found.detail
+
+
+@pytest.mark.usefixtures("looked_for_anew")
 def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpp_builder
 
@@ -264,15 +273,11 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("No working C++ compiler found in config.cpp.cxx")
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", find)
-    find_obstacle.cache_clear()
-    try:
-        assert "finds no C++ compiler" in find_obstacle()
-        found = next(finding for finding in list_devices() if finding.what == "compiler")
-        assert found.state == "no" and "finds no C++ compiler" in found.detail
-    finally:
-        find_obstacle.cache_clear()
+    assert "finds no C++ compiler" in find_obstacle()
+    assert "finds no C++ compiler" in said_of_the_compiler()
 
 
+@pytest.mark.usefixtures("looked_for_anew")
 @pytest.mark.parametrize("folder", ["cache", "."])
 def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
@@ -287,16 +292,11 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
     else:
         monkeypatch.setattr(compiled_passes, "TemporaryFile", refuse)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
-    find_obstacle.cache_clear()
-    try:
-        found = next(finding for finding in list_devices() if finding.what == "compiler")
-        assert found.state == "no" and "torch cannot write its compile cache" in found.detail
-        assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in found.detail
-        assert "finds no" not in found.detail
-        with pytest.raises(MissingBackendError, match="a folder that can be written, or set comp"):
-            Engine(compile=True).check("cpu")
-    finally:
-        find_obstacle.cache_clear()
+    said = said_of_the_compiler()
+    assert "torch cannot write its compile cache" in said and "finds no" not in said
+    assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in said
+    with pytest.raises(MissingBackendError, match="a folder that can be written, or set comp"):
+        Engine(compile=True).check("cpu")
 
 
 @needs_compiler

@@ -29,7 +29,7 @@ from mmaccel.pipelines.hosts.runner import fused_decoder, packed_linear
 from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.samplers.compare_logits import Difference, compare_logits
-from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder, lay_out_all
+from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, are_apart, build_decoder, lay_out_all
 from tests.fixtures.toy_models import make_prompt
 from tests.fixtures.windows import build_janus, build_model
 
@@ -185,7 +185,7 @@ def test_packed_weights_are_the_models_own_storage(
         save_file(model.state_dict(), tmp_path / "state.safetensors")
     model.save_pretrained(tmp_path / "after")
     assert len(set(storages(parameters))) == len(parameters)
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
+    assert are_apart(parameters)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     files = [tmp_path / name / "model.safetensors" for name in ("before", "attached", "after")]
     assert len({file.read_bytes() for file in files}) == 1
@@ -248,7 +248,7 @@ def test_packing_that_ends_midway_leaves_nothing_packed(
         window.choose_route()
         assert window.route.name == "model" and "no memory" in window.route.reason
     assert calls[0] == 3
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+    assert are_apart(model.parameters())
     window.choose_route()  # there is memory again
     assert window.route.name == "fused"
 
@@ -305,7 +305,7 @@ def test_a_model_that_moves_while_packed_frees_what_was_packed(
         change(model)
         gc.collect()
         assert all(one.expired() for one in left)
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in packed(model) if not p.is_meta)
+    assert are_apart(p for p in packed(model) if not p.is_meta)
 
 
 def test_a_model_that_is_attached_again_is_not_checked_again(
@@ -349,7 +349,7 @@ def test_a_handle_may_leave_the_weights_packed() -> None:
     assert storages(packed(model)) == shared
     with mmaccel.attach(model, "jacobi", fused=True):
         assert storages(packed(model)) == shared
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in packed(model))
+    assert are_apart(packed(model))
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt2"])
@@ -521,8 +521,7 @@ def test_what_keeps_the_models_own_forward(
         window.route.reason
     )
     if change not in (quantise, share_a_weight, share_memory):  # and no storage is shared any more
-        parameters = model.parameters()
-        assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
+        assert are_apart(model.parameters())
 
 
 Fault = Callable[..., Any]  # of a kernel and its arguments
@@ -600,7 +599,7 @@ def test_a_planted_fault_is_caught(kernel: str, what: str, monkeypatch: pytest.M
         window.choose_route()
     assert window.route.name == "model"
     assert "off in the" in window.route.reason
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+    assert are_apart(model.parameters())
 
 
 def test_a_fault_that_logits_hide_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

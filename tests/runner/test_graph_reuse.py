@@ -19,6 +19,7 @@ from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.runner.test_engine import Counting
 
 SHORT = [[5, 9, 11, 2], [7]]
+JACOBI = Jacobi(window=4)
 LONG = [[4], [6, 6, 6, 30, 31, 9, 8]]
 
 
@@ -48,15 +49,15 @@ def sample(model: Any, rows: list[list[int]], **options: Any) -> Any:
 
 def test_detaching_drops_all_graphs(caches: list[GraphCache]) -> None:
     model, other = build_lm("llama"), build_lm("llama")
-    with mmaccel.attach(model, Jacobi(window=4)) as run:
+    with mmaccel.attach(model, JACOBI) as run:
         for _ in range(2):
             sample(model, SHORT)
         assert caches[0] is caches[1] and len(caches[0]) == 1
-        with mmaccel.attach(other, Jacobi(window=4)):
+        with mmaccel.attach(other, JACOBI):
             sample(other, SHORT)
         assert caches[2] is not caches[0] and len(caches[2]) == 0
     assert captures(run.history) == [1, 0] and len(caches[0]) == 0
-    with mmaccel.attach(model, Jacobi(window=4)) as run:
+    with mmaccel.attach(model, JACOBI) as run:
         sample(model, SHORT)
     assert captures(run.history) == [1]
 
@@ -64,7 +65,7 @@ def test_detaching_drops_all_graphs(caches: list[GraphCache]) -> None:
 def test_reset_drops_all_graphs(caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook moves no parameter: graphs captured before it go on without it until `reset`."""
     model = build_lm("llama")
-    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+    with mmaccel.attach(model, JACOBI, seed=3) as run:
         before = sample(model, SHORT)
         model.model.norm.register_forward_hook(lambda module, args, out: out * 0.1)
         run.reset()
@@ -72,7 +73,7 @@ def test_reset_drops_all_graphs(caches: list[GraphCache], monkeypatch: pytest.Mo
         after = sample(model, SHORT)
     assert captures(run.history) == [1, 1] and not after.equal(before)
     monkeypatch.setattr(Engine, "runner", lambda *_: None)
-    with mmaccel.attach(model, Jacobi(window=4), seed=3):
+    with mmaccel.attach(model, JACOBI, seed=3):
         assert sample(model, SHORT).equal(after)
 
 
@@ -89,7 +90,7 @@ def test_a_decoder_reuses_its_graphs_until_its_engine_is_closed(caches: list[Gra
 def test_invalid_logits_leave_no_graphs(caches: list[GraphCache]) -> None:
     """NaN in a cached key/value cache would come through a mask."""
     model = build_lm("llama")
-    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+    with mmaccel.attach(model, JACOBI, seed=3) as run:
         first = sample(model, SHORT)
         with torch.no_grad():
             weight = model.model.layers[0].self_attn.v_proj.weight
@@ -122,7 +123,7 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(caches: list[Grap
 
 
 def cache_one(engine: Engine) -> None:
-    decoder = mmaccel.decoder(Jacobi(window=4))
+    decoder = mmaccel.decoder(JACOBI)
     decoder.options = replace(decoder.options, engine=engine)
     sample(build_lm("llama"), SHORT, custom_generate=decoder)
     assert len(engine.cache) == 1
@@ -146,7 +147,7 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
 
     monkeypatch.setattr(mmaccel.CausalLMWindow, "prefill", fail)
     monkeypatch.setattr(steps, "_SHORT", 0)  # a prompt that is not captured
-    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+    with mmaccel.attach(model, JACOBI, seed=3) as run:
         first = [sample(model, SHORT, **options) for options in ({"min_p": 0.1}, extra)]
         held.clear()
         failures = 1
@@ -164,7 +165,7 @@ def test_no_memory_for_a_pass_drops_cached_graphs(
     caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build_lm("llama")
-    with mmaccel.attach(model, Jacobi(window=4), seed=3):
+    with mmaccel.attach(model, JACOBI, seed=3):
         first = sample(model, SHORT)
         sample(model, SHORT, top_k=5)
         assert len(caches[0]) == 2

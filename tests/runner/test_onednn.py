@@ -20,7 +20,7 @@ from mmaccel.pipelines.hosts.runner.onednn import Products
 from mmaccel.pipelines.hosts.runner.own_products import find_own_products, open_own_products
 from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
-from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.fused_lms import build_decoder, note_products
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -214,13 +214,7 @@ def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
     peft = pytest.importorskip("peft")
     monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
     monkeypatch.setattr(onednn, "_GAIN", 0)
-    rows: list[int] = []
-    multiply = PackedLinear.multiply_reordered
-    monkeypatch.setattr(
-        PackedLinear,
-        "multiply_reordered",
-        lambda self, x: (rows.append(len(x)), multiply(self, x))[1],
-    )
+    rows = note_products(monkeypatch)
     model = build_decoder("llama", torch.bfloat16)
     adapter = peft.LoraConfig(target_modules=["v_proj"], init_lora_weights=False)
     peft.inject_adapter_in_model(adapter, model)

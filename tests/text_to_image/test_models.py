@@ -248,12 +248,9 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
     """Greedy, against `generate` as in the pipeline; then the input of the diffusion model."""
     pipe = opened("glm-image")
     source: Any = pipe.image_model
-    said = [
-        {"role": "user", "content": [{"type": "text", "text": t}]} for t in captions("glm-image")
-    ]
     inputs = source.pipe.processor.apply_chat_template(
-        [[turn] for turn in said], tokenize=True, padding=True, target_h=96, target_w=128,
-        return_dict=True, return_tensors="pt",
+        [[turn(caption)] for caption in captions("glm-image")], tokenize=True, padding=True,
+        target_h=96, target_w=128, return_dict=True, return_tensors="pt",
     )  # fmt: skip
     plain = source.model.generate(
         **inputs, do_sample=False, max_new_tokens=246, suppress_tokens=list(range(16, 24))

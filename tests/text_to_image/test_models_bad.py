@@ -20,6 +20,17 @@ from mmaccel.pipelines.text_to_image.registry import find_image_family, find_sou
 Builder = Callable[[str], Path]
 
 
+@pytest.fixture
+def copy(built: Builder, tmp_path: Path) -> Builder:
+    """Copies the folder of a family's checkpoint."""
+
+    def make(family: str) -> Path:
+        source = built(family)
+        return shutil.copytree(source if source.is_dir() else source.parent, tmp_path / family)
+
+    return make
+
+
 def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Edit the weights of a folder."""
     (file,) = folder.glob("*.safetensors")
@@ -33,16 +44,16 @@ def _add(folder: Path, *names: str) -> None:
     _edit_weights(folder, lambda weights: weights.update({n: torch.zeros(2) for n in names}))
 
 
-def test_causal_masks_of_older_files_are_not_surplus(built: Builder, tmp_path: Path) -> None:
-    folder = shutil.copytree(built("imagegpt"), tmp_path / "older")
+def test_causal_masks_of_older_files_are_not_surplus(copy: Builder) -> None:
+    folder = copy("imagegpt")
     _add(folder, "transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")
     assert TextToImage.from_pretrained(folder)("").tokens.shape == (1, 64)
 
 
 def test_chameleons_decoder_may_be_in_the_checkpoint_or_named(
-    built: Builder, tmp_path: Path
+    copy: Builder, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(built("chameleon"), tmp_path / "moved")
+    folder = copy("chameleon")
     sibling = TextToImage.from_pretrained(folder)("blue cat", seed=0).images[0]
     file = (folder / "vqgan.ckpt").rename(tmp_path / "elsewhere.ckpt")
     named = TextToImage.from_pretrained(folder, decoder=file)("blue cat", seed=0).images[0]
@@ -53,22 +64,22 @@ def test_chameleons_decoder_may_be_in_the_checkpoint_or_named(
     assert sibling.tobytes() == named.tobytes() == own.tobytes()
 
 
-def test_other_weights_are_other_images(built: Builder, tmp_path: Path) -> None:
+def test_other_weights_are_other_images(copy: Builder) -> None:
     """Whatever an image depends on is in its hash: decoders and parts included."""
-    folder = shutil.copytree(built("chameleon"), tmp_path / "chameleon")
+    folder = copy("chameleon")
     hashes = [content_hash(folder)]
     _edit_checkpoint(folder / "vqgan.ckpt")
     hashes += [content_hash(folder), content_hash(folder, folder / "config.json")]
-    classes = shutil.copytree(built("llamagen-c2i").parent, tmp_path / "classes")
+    classes = copy("llamagen-c2i")
     for file in ("c2i_B_64.pt", "vq_ds16_c2i.pt"):
         hashes.append(content_hash(classes))
         _edit_checkpoint(classes / file)
     hashes.append(content_hash(classes))
-    words = shutil.copytree(built("llamagen-t2i").parent, tmp_path / "words")
+    words = copy("llamagen-t2i")
     hashes.append(content_hash(words / "t2i_B_64.pt"))
     _add(words / "flan-t5-tiny", "extra")
     hashes.append(content_hash(words / "t2i_B_64.pt"))
-    glm = shutil.copytree(built("glm-image"), tmp_path / "glm")
+    glm = copy("glm-image")
     hashes.append(content_hash(glm))
     _add(glm / "vision_language_encoder", "extra")
     assert len({*hashes, content_hash(glm)}) == len(hashes) + 1
@@ -80,8 +91,8 @@ def _edit_checkpoint(file: Path) -> None:
     torch.save(content, file)
 
 
-def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_path: Path) -> None:
-    folder = shutil.copytree(built("llamagen-c2i").parent, tmp_path / "two")
+def test_two_transformers_or_two_tokenizers_are_a_question(copy: Builder) -> None:
+    folder = copy("llamagen-c2i")
     shutil.copy(folder / "c2i_B_64.pt", folder / "c2i_L_64.pt")
     with pytest.raises(OptionError, match=r"one file .*transformer .*\['c2i_B_64.pt', 'c2i_L_64"):
         TextToImage.from_pretrained(folder, size=(64, 64))
@@ -93,8 +104,8 @@ def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_p
     assert pipe("3").images[0].size == (64, 64)
 
 
-def test_lumina_is_distinguished_from_chameleon(built: Builder, tmp_path: Path) -> None:
-    folder = shutil.copytree(built("chameleon"), tmp_path / "some-model")
+def test_lumina_is_distinguished_from_chameleon(copy: Builder, tmp_path: Path) -> None:
+    folder = copy("chameleon").rename(tmp_path / "some-model")
     assert find_image_family(folder, folder) == "chameleon"
     assert find_image_family(folder, "Alpha-VLLM/Lumina-mGPT-7B-768") == "lumina-mgpt"
     config = json.loads((folder / "config.json").read_text())

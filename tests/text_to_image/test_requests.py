@@ -33,6 +33,13 @@ def requests_of(texts: list[str], n: int) -> list[Request]:
     return [Request(texts[k % len(texts)], 40 + k, tag=("job", k)) for k in range(n)]
 
 
+def open_for_tokens(built: Opener, family: str, **options: Any) -> TextToImage:
+    """A family's checkpoint, which renders nothing."""
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family), **options)
+    pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    return pipe
+
+
 def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[Any, RequestOutput]:
     """The delivered outputs by tag."""
     made: dict[Any, RequestOutput] = {}
@@ -74,24 +81,21 @@ def test_every_family_admits_requests_during_a_run(
     """Inputs of a row follow the row to its batch slot, and those of rows that join are put next to
     those that run; also in captured passes. Tokens only.
     """
-    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    pipe = open_for_tokens(built, family)
     requests = requests_of(captions(family), 4)
     alone = [pipe(one.prompt, seed=[one.seed], policy=Jacobi(40)).tokens for one in requests]
     assert len({tuple(own.flatten().tolist()) for own in alone}) == 4
-    encoded = [pipe.image_model.encode(text) for text in captions(family)]
-    width = max(len(ids) for ids in encoded if ids) if isinstance(encoded[0], list) else 0
 
     def check(made: dict[Any, RequestOutput]) -> None:
         assert all(made[one.tag].tokens.equal(own[0]) for one, own in zip(requests, alone))
 
     check(serve(pipe, requests, policy=Jacobi(40)))
-    stats = join(pipe, requests, width, check)
+    stats = join(pipe, requests, check)
     assert stats.passes < stats.row_passes
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
         check(serve(pipe, requests, policy=Jacobi(40), rows=3))
-        stats = join(pipe, requests, width, check)  # reuses the graphs
+        stats = join(pipe, requests, check)  # reuses the graphs
         assert stats.passes < stats.row_passes
         assert len(pipe.engine.cache) == 1
 
@@ -103,14 +107,9 @@ def test_every_family_takes_prompts_in_chunks(built: Opener, family: str) -> Non
     requests = requests_of(captions(family), 4)
     made = []
     for size in (None, 3):
-        pipe = TextToImage.from_pretrained(
-            built(family), size=SIZES.get(family), prefill_chunk_size=size
-        )
-        pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+        pipe = open_for_tokens(built, family, prefill_chunk_size=size)
         found = [serve(pipe, requests, policy=Jacobi(40))]
-        encoded = [pipe.image_model.encode(text) for text in captions(family)]
-        width = max(len(ids) for ids in encoded if ids) if isinstance(encoded[0], list) else 0
-        join(pipe, requests, width, found.append)
+        join(pipe, requests, found.append)
         made.append([one[asked.tag].tokens.tolist() for one in found for asked in requests])
     assert made[0] == made[1]
 
@@ -118,11 +117,12 @@ def test_every_family_takes_prompts_in_chunks(built: Opener, family: str) -> Non
 def join(
     pipe: TextToImage,
     requests: list[Request],
-    width: int,
     check: Callable[[dict[Any, RequestOutput]], None],
 ) -> Stats:
     """Serve a request, which the others join between passes."""
     waiting = requests[1:]
+    encoded = [pipe.image_model.encode(request.prompt) for request in requests]
+    width = max(len(ids) for ids in encoded if ids) if isinstance(encoded[0], list) else 0
     made: dict[Any, RequestOutput] = {}
     stats = pipe.serve(
         requests[:1],

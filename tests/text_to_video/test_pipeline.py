@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import mmaccel
 from mmaccel import Autoregressive, Jacobi, TextToVideo
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
+from tests.fixtures.media import image
 from tests.fixtures.tiny_model import FPS, N_CODES, N_FRAMES, N_TOKENS, build_tiny_clips
 
 PROMPT = "a red circle on grass"
-SHAPE = (N_FRAMES, 4, 4)
+SHAPE, START = (N_FRAMES, 4, 4), image(0, (16, 16))
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipe(folder: Path) -> TextToVideo:
     """One for all tests, which leave it as it was."""
     return TextToVideo.from_pretrained(folder)
-
-
-def picture(seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 def plain_tokens(pipe: TextToVideo, ids: list[int], count: int) -> list[int]:
@@ -91,7 +86,7 @@ def test_frames_are_the_tokenizers(pipe: TextToVideo, folder: Path) -> None:
 
 def test_clips_begin_with_the_given_frames(pipe: TextToVideo, folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    for n_given, start in ((1, picture()), (2, [picture(k) for k in range(2)])):
+    for n_given, start in ((1, START), (2, [START, image(1, START.size)])):
         pictures = start if isinstance(start, list) else [start]
         given = torch.stack([torch.from_numpy(np.array(each)) for each in pictures])
         tokens = tokenizer.encode(given.permute(0, 3, 1, 2).float() / 127.5 / 2)
@@ -107,10 +102,10 @@ def test_clips_begin_with_the_given_frames(pipe: TextToVideo, folder: Path) -> N
 def test_guidance_and_negatives_change_a_clip(pipe: TextToVideo) -> None:
     own = pipe(PROMPT, seed=5)[0]
     assert pipe.clip_model.params.guidance_scale == 2
-    for other in ({"guidance_scale": 1.0}, {"negative_prompt": "blue"}, {"start": picture()}):
+    for other in ({"guidance_scale": 1.0}, {"negative_prompt": "blue"}, {"start": START}):
         assert not torch.equal(pipe(PROMPT, seed=5, **other)[0].tokens, own.tokens)
-    named = pipe([PROMPT], seed=5, negative_prompt=["blue"], start=picture())[0]
-    assert not torch.equal(named.tokens, pipe(PROMPT, seed=5, start=picture())[0].tokens)
+    named = pipe([PROMPT], seed=5, negative_prompt=["blue"], start=START)[0]
+    assert not torch.equal(named.tokens, pipe(PROMPT, seed=5, start=START)[0].tokens)
 
 
 def test_clips_are_delivered_as_they_end(pipe: TextToVideo) -> None:
@@ -123,7 +118,7 @@ def test_clips_are_delivered_as_they_end(pipe: TextToVideo) -> None:
 
 
 def test_one_run_at_a_time_also_of_a_copy(pipe: TextToVideo) -> None:
-    started = pipe.start_with(picture())
+    started = pipe.start_with(START)
     with pytest.raises(mmaccel.BusyError):
         pipe(PROMPT, on_step=lambda _: started(PROMPT))
     assert len(pipe(PROMPT)) == 1

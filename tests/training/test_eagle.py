@@ -13,7 +13,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.cli import main
 from mmaccel.samplers.drafting.heads import eagle_training as eagle
-from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleConfig, EagleModel
+from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleModel
+from tests.fixtures.heads import LAYERS, make_head, open_head
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 
@@ -22,32 +23,11 @@ pytestmark = pytest.mark.slow
 AHEAD = 3
 
 
-def make_head(model: Any) -> EagleModel:
-    torch.manual_seed(1)
-    config = EagleConfig(
-        vocab_size=40,
-        draft_vocab_size=17,
-        hidden_size=32,
-        intermediate_size=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        features=64,
-        aux_layers=(0, 1),
-    )
-    embedding = model.get_input_embeddings().weight
-    head = EagleModel(config, embedding, model.get_output_embeddings().weight)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.25)
-    head.targets = torch.randperm(40)[:17].sort().values
-    return head
-
-
 @torch.no_grad()
 def by_hand(model: Any, head: EagleModel, ids: Tensor) -> tuple[list[float], list[float]]:
     """As `measure_rounds`: every entry behind true states, and then its own, in a cache."""
     output = model(ids, output_hidden_states=True)
-    features = torch.cat([output.hidden_states[layer] for layer in (0, 1)], -1)
+    features = torch.cat([output.hidden_states[layer] for layer in LAYERS], -1)
     entered = head.enter(features)
     losses: list[list[Tensor]] = [[] for _ in range(1 + AHEAD)]
     right: list[list[Tensor]] = [[] for _ in range(1 + AHEAD)]
@@ -72,9 +52,9 @@ def by_hand(model: Any, head: EagleModel, ids: Tensor) -> tuple[list[float], lis
     return means, [float(torch.stack(each).float().mean()) for each in right]
 
 
-def test_rounds_are_what_entries_one_by_one_are() -> None:
+def test_rounds_are_what_entries_one_by_one_are(tmp_path: Path) -> None:
     model = build_lm("llama")
-    head = make_head(model)
+    head = open_head(make_head(model, tmp_path, third=True, n_ids=17), model)
     ids = torch.randint(4, 40, (2, 11), generator=torch.Generator().manual_seed(0))
     losses, right = eagle.measure_rounds(model, head, ids, AHEAD)
     wanted_losses, wanted_right = by_hand(model, head, ids)
@@ -82,11 +62,11 @@ def test_rounds_are_what_entries_one_by_one_are() -> None:
     assert right.tolist() == pytest.approx(wanted_right)
 
 
-def test_a_mask_that_is_off_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_off_by_one_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = eagle._move
     monkeypatch.setattr(eagle, "_move", lambda x, n: own(x, n + 1))
     with pytest.raises(AssertionError):
-        test_rounds_are_what_entries_one_by_one_are()
+        test_rounds_are_what_entries_one_by_one_are(tmp_path)
 
 
 def _arguments(folder: Path, *more: str) -> list[str]:

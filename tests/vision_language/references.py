@@ -20,7 +20,11 @@ from tests.vision_language.runs import GREEDY, position_ids
 
 PACKED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 WITH_CLASS = ("llava", "llava_next", "internvl")
-OF_IMAGES = ("pixel_values", "image_sizes", "pixel_attention_mask", "vision_feature_layer")
+OF_MODALITY = {
+    "image": ("pixel_values", "image_sizes", "image_grid_thw", "pixel_attention_mask",
+              "vision_feature_layer"),
+    "video": ("pixel_values_videos", "video_grid_thw"),
+}  # fmt: skip
 
 
 def unit_of(name: str) -> int:
@@ -92,8 +96,7 @@ def spreading(tower: Any, index: Sequence[Sequence[int]]) -> Iterator[None]:
 @torch.no_grad()
 def encode(model: Any, inputs: dict[str, Any], modality: str = "image", **options: Any) -> Any:
     """What the encoder makes of the images, or videos, of a call."""
-    names = OF_IMAGES if modality == "image" else ("pixel_values_videos",)
-    given = {key: inputs[key] for key in names if key in inputs}
+    given = {key: inputs[key] for key in OF_MODALITY[modality] if key in inputs}
     function = getattr(model.base_model, f"get_{modality}_features")
     return function(**given, **options, return_dict=True)
 

@@ -23,6 +23,7 @@ from mmaccel.pipelines.hosts.vision_language import patches, pixels
 from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens import pixel_prune
 from tests.fixtures.lanes import mostly_slow
+from tests.fixtures.tiny_lms import falls_back
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, draw_prompts, draw_videos
 from tests.reduction.test_references import slow_pixel_prune
 from tests.vision_language.references import (
@@ -153,9 +154,8 @@ def prune_packed(
         windows = window_masks(grids, torch.cat(frames))  # in whose order a frame's patches are
         hidden = [own for frame in windows for own in frame]
         hidden += [torch.cat(frame, 1) for frame in windows]
-    function = getattr(model.base_model, f"get_{modality}_features")
     with hiding(model.base_model.visual, hidden):
-        out = function(inputs[key], grids, return_dict=True)
+        out = encode(model, inputs, modality)
     return at_places(out, list(torch.tensor(stands).split(lengths))), stands
 
 
@@ -265,10 +265,8 @@ def shrink_packed(
                     for dx in (0, 1):
                         top, left = 4 * (2 * y + dy), 4 * (2 * x + dx)
                         packed.append(image[:, top : top + 4, left : left + 4].flatten())
-    function = getattr(model.base_model, f"get_{modality}_features")
-    out = function(torch.stack(packed), torch.tensor(small_grids), return_dict=True)
-
-    return at_places(out, cells), stands
+    smaller = {key: torch.stack(packed), f"{modality}_grid_thw": torch.tensor(small_grids)}
+    return at_places(encode(model, smaller, modality), cells), stands
 
 
 def reference_answer(
@@ -396,11 +394,9 @@ def test_calls_that_are_not_served_have_whole_images(name: str, method: Any, rea
     if "embeddings" in reason:
         call["inputs_embeds"] = model.get_input_embeddings()(call.pop("input_ids"))
     own = model.generate(**call, **GREEDY)
-    with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=method) as run:
-        with pytest.warns(UserWarning, match=f"without the policy: .*{reason}"):
-            made = model.generate(**call, **GREEDY)
-        assert run.stats.reference == "" and run.stats.fallbacks
-    assert torch.equal(made, own)
+    with falls_back(model, reason, visual_tokens=method) as run:
+        made = model.generate(**call, **GREEDY)
+    assert torch.equal(made, own) and run.stats.reference == ""
 
 
 def _swapped(patch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,11 @@ from mmaccel.pipelines.hosts.vision_language.tower_run import TowerRun
 from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.lanes import mostly_slow
+from tests.fixtures.tiny_lms import left_padded
 from tests.fixtures.tiny_vlms import (
     IMAGE,
     EncoderOutput,
     draw_prompts,
-    pad_left,
 )
 from tests.vision_language.references import (
     WITH_CLASS,
@@ -190,13 +190,13 @@ class Stub(torch.nn.Module):
 
 @torch.no_grad()
 def make_references(
-    model: Any, name: str, inputs: Any, method: Any, seed: int, depth: int | None = None
+    model: Any, name: str, inputs: Any, method: Any, depth: int | None = None
 ) -> list[Reference]:
     rows, seen, found = rows_of_tower(name, inputs), dict[int, int](), []
     for pixels, real, row in rows:
         place = seen.get(row, 0)
         seen[row] = place + 1
-        own = (seed + row + 0x9E3779B97F4A7C15 * place) % 2**63
+        own = (5 + row + 0x9E3779B97F4A7C15 * place) % 2**63
         found.append(Reference(model, name, pixels, real, method, own, depth))
     return found
 
@@ -226,9 +226,9 @@ def reference_answer(
 
 
 @torch.no_grad()
-def reduced_states(model: Any, method: Any, inputs: Any, seed: int = 5) -> tuple[Any, TowerRun]:
+def reduced_states(model: Any, method: Any, inputs: Any) -> tuple[Any, TowerRun]:
     """What the reduced tower gives out, and its run."""
-    seeds = [seed + row for row in range(len(inputs["input_ids"]))]
+    seeds = [5 + row for row in range(len(inputs["input_ids"]))]
     found = []
     with EncoderCall(model, inputs, method, seeds) as call:
         hook = find_tower(model).register_forward_hook(lambda _m, _a, made: found.append(made))
@@ -254,7 +254,7 @@ def test_the_tower_computes_what_a_loop_over_its_layers_computes(named: tuple[st
     name, model = named
     inputs = inputs_of(name, model)
     for method in methods_for(name):
-        rows = make_references(model, name, inputs, method, 5)
+        rows = make_references(model, name, inputs, method)
         last = Stub(find_tower(model), name, rows).made.last_hidden_state
         expected = reference_answer(model, name, inputs, method, rows)
         for kind in ("eager", "sdpa"):
@@ -294,7 +294,7 @@ def test_states_of_any_layer(layer: Any) -> None:
         model.base_model.multi_modal_projector.linear_1 = torch.nn.Linear(48, linear.out_features)
     method, depth = ToMe(n_keep=6, features="all"), {"-2": 4, "-3": 3}.get(str(layer), DEPTH)
     given = inputs | {"vision_feature_layer": layer}
-    rows = make_references(model, "llava", inputs, method, 5, depth)
+    rows = make_references(model, "llava", inputs, method, depth)
     made, stats = answer(model, method, given)
     assert "18 of 48 tokens of its encoder" in stats.reference
     assert torch.equal(made, reference_answer(model, "llava", given, method, rows))
@@ -313,7 +313,7 @@ def test_several_images_of_a_row_in_one_tile_each() -> None:
     counts = [len(features) for features in pooled]
     assert counts[:2] == [17, 17]
     rows = [[5, *[IMAGE] * 17, 6, *[IMAGE] * 17], [7, *[IMAGE] * counts[2], 8]]
-    inputs |= dict(zip(("input_ids", "attention_mask"), pad_left(rows)))
+    inputs |= left_padded(rows)
     made, stats = answer(model, ToMe(keep=0.5), inputs, seed=[3, 4])
     assert f"40 of {sum(counts)} visual tokens" in stats.reference  # of 5 tiles of 16
     alone = {"pixel_values": pixels[2:], "image_sizes": sizes[2:], "batch_num_images": numbers[1:]}
@@ -394,7 +394,7 @@ def test_planted_bugs_are_seen(
 ) -> None:
     model = shared_looking("llava", DEPTH)
     inputs, method = draw_prompts("llava", model), ToMe(keep=0.3)
-    rows = make_references(model, "llava", inputs, method, 5)
+    rows = make_references(model, "llava", inputs, method)
     plant(monkeypatch)
     try:
         made, _ = reduced_states(model, method, inputs)

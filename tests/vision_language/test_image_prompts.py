@@ -10,6 +10,7 @@ import torch
 import mmaccel
 from mmaccel.pipelines.hosts.attach.attaching import family_of
 from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from tests.fixtures.tiny_lms import falls_back
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer
 
@@ -46,7 +47,6 @@ def test_a_model_that_is_not_listed_says_what_was_looked_for() -> None:
     model.config.model_type = "other_vlm"
     inputs = draw_prompts("llava", model, (1,))
     assert family_of(model).name == "causal_lm"
-    with pytest.warns(UserWarning, match="pixel_values|mm_encoder_outputs"):
-        with mmaccel.attach(model, mmaccel.Jacobi(5)) as run:
-            made = model.generate(**inputs, **GREEDY)
-    assert made.shape[1] == inputs["input_ids"].shape[1] + N_NEW and run.stats.fallbacks
+    with falls_back(model, "pixel_values|mm_encoder_outputs"):
+        made = model.generate(**inputs, **GREEDY)
+    assert made.shape[1] == inputs["input_ids"].shape[1] + N_NEW

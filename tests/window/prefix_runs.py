@@ -96,9 +96,7 @@ class Texts:
         """The prompt of some rows, with room for a longer one."""
         tokens = [self.prompts[row] for row in rows]
         tokens += [self.others[row] for row in rows] * (scale != 1)
-        made = make_prompt(tokens, 1 + (scale != 1))
-        pad = max(0, width - made.tokens.shape[1])
-        return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+        return make_prompt(tokens, 1 + (scale != 1), width)
 
     def decode(
         self, window: Any, rows: list[int], batching: ContinuousBatching | None = None, *,
@@ -156,5 +154,5 @@ ALIKE = Texts(PROMPTS, [[4, 5, 6, 7]] * 5, 12, Jacobi(4))
 ALL = [0, 1, 2, 3, 4]
 
 
-def open_tree(max_tokens: int = 1000, chunk_size: int = 4, least: int = 2) -> PrefixTree:
-    return PrefixTree(max_tokens, chunk_size=chunk_size, least=least)
+def open_tree(max_tokens: int = 1000, chunk_size: int = 4) -> PrefixTree:
+    return PrefixTree(max_tokens, chunk_size=chunk_size, least=2)

@@ -18,9 +18,9 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts, RowWindow
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
-from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import FOLDER
 from tests.exactness.bitwise_runs import GRID, OPTIONS, run
+from tests.exactness.planted_coarse_bugs import record_uncorrected_law
 from tests.fixtures.coarse import StateLanguage, strong_coarse
 
 Patch = pytest.MonkeyPatch
@@ -123,16 +123,6 @@ def draft_one_less(patch: Patch) -> None:
     _alter(patch, lambda row: row._replace(neighbours=row.neighbours[:-1]))
 
 
-def keep_distributions(patch: Patch) -> None:
-    """The distributions of corrected drafts are those before their correction."""
-    correct = CoarseDrafter.correct
-
-    def wrong(self: Any, run: Any, drafts: Any, noise: Any, p_draft: Any = None) -> Any:
-        return correct(self, run, drafts, noise, p_draft)[0], p_draft
-
-    patch.setattr(CoarseDrafter, "correct", wrong)
-
-
 def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:
     redraft = Rounds.redraft
 
@@ -144,7 +134,7 @@ def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:
 
 BUGS = (
     take_the_slot_before, see_the_new_slots, take_the_slot_behind, leave_noise_out, draft_one_less,
-    keep_distributions,
+    record_uncorrected_law,
 )  # fmt: skip
 
 

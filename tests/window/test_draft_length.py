@@ -26,7 +26,7 @@ from mmaccel import (
 )
 from mmaccel.contracts import Pass
 from mmaccel.policies import Policy
-from mmaccel.results import Generation
+from mmaccel.results import Generation, Stats
 from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
@@ -197,6 +197,13 @@ class Timed(ToyLanguage):
         self.now += 1 + self.each * (entries.tokens.shape[1] - 1)
         return super().forward(entries)
 
+    def run(self, plain: Generation, policy: Policy, **options: Any) -> tuple[float, Stats]:
+        """What the plain loop's tokens take."""
+        began = self.now
+        made = generate(policy, model=self, **options)
+        assert_same(made, plain)
+        return self.now - began, made.stats
+
 
 @pytest.mark.parametrize(
     ("each", "by", "stops"),
@@ -210,12 +217,8 @@ def test_measured_costs_bound_what_is_lost_and_find_what_is_gained(
     monkeypatch.setattr("time.perf_counter", lambda: model.now)
     policy = Jacobi(16, BanditSpec((wrong_by(by),)))
     plain = generate(Autoregressive(), stops=stops)
-    seconds = []
-    for _ in range(6):  # what was learned and lost stays with the model
-        began = model.now
-        made = generate(policy, model=model, stops=stops)
-        seconds.append(model.now - began)
-        assert_same(made, plain)
+    # what was learned and lost stays with the model
+    seconds = [model.run(plain, policy, stops=stops)[0] for _ in range(6)]
     n_plain = plain.stats.passes
     n_tokens = 6 * plain.stats.tokens
     if by == 1 or each == 1.0:  # nothing can be gained
@@ -267,11 +270,9 @@ def test_texts_that_repeat_gain_and_others_lose_little(
     plain = generate(Autoregressive(), model=model, temperature=temperature)
     seconds = []
     for _ in range(3):
-        began = model.now
-        made = generate(Jacobi(16), model=model, temperature=temperature)
-        seconds.append(model.now - began)
-        assert_same(made, plain)
-        assert made.stats.drafts == "suffix" and made.stats.notes == []
+        each_seconds, stats = model.run(plain, Jacobi(16), temperature=temperature)
+        seconds.append(each_seconds)
+        assert stats.drafts == "suffix" and stats.notes == []
     if temperature == 0 and each < 1:
         assert max(seconds) < 0.6 * LENGTH
     assert sum(seconds) <= 3 * 1.02 * LENGTH + 12 * each  # widths that were never timed

@@ -34,9 +34,9 @@ def open_model() -> GapModel:
 class Judge:
     """Passes over chains whose ranks are right as `TRUE` says."""
 
-    def __init__(self, rows: int, seed: int = 0) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(0)
 
     def make(self) -> tuple[Ranks, Tensor, Tensor]:
         """The ranks of a pass; the token buffer behind it; tokens that were accepted."""

@@ -20,7 +20,7 @@ from tests.fixtures.heads import (
     KINDS,
     LAYERS,
     WEIGHTS,
-    Drafted,
+    Bug,
     Kind,
     decode,
     make_head,
@@ -58,11 +58,22 @@ def test_jacobi_has_the_plain_loops_tokens(name: str, call: str, tmp_path: Path)
     assert found.stats.draft_passes > 0
 
 
-def share_right(kind: Kind, model: Any, folder: Path, drafted: Drafted) -> float:
-    """Of windows whose drafts are those by hand."""
-    right = [kind.by_hand(model, folder, before, len(made)) == made for before, made in drafted]
+def draft_greedily(
+    name: str, folder: Path, patch: pytest.MonkeyPatch, bug: Bug | None = None, **given: Any
+) -> tuple[float, Any, Any]:
+    """The share of windows whose drafts are those by hand, what was made, and the model."""
+    kind = find(name)
+    model, source = kind.make(folder, 40)
+    drafted = watch(kind.drafter, patch)
+    with patch.context() as planted:
+        if bug is not None:
+            owner, function, make = bug
+            planted.setattr(owner, function, make(getattr(owner, function)))
+        policy = Jacobi(window=4, drafts=source)
+        made = decode(policy, model, temperature=0.0, n_rows=3, **given)
+    right = [kind.by_hand(model, folder, before, len(own)) == own for before, own in drafted]
     assert len(right) > 15
-    return sum(right) / len(right)
+    return sum(right) / len(right), made, model
 
 
 @pytest.mark.parametrize(
@@ -74,11 +85,7 @@ def share_right(kind: Kind, model: Any, folder: Path, drafted: Drafted) -> float
 def test_drafts_are_those_of_the_head_over_the_whole_row(
     name: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = find(name)
-    model, source = kind.make(tmp_path, 40)
-    drafted = watch(kind.drafter, monkeypatch)
-    decode(Jacobi(window=4, drafts=source), model, temperature=0.0, n_rows=3, **CALLS[call])
-    assert share_right(kind, model, tmp_path, drafted) == 1
+    assert draft_greedily(name, tmp_path, monkeypatch, **CALLS[call])[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -91,14 +98,9 @@ def test_drafts_are_those_of_the_head_over_the_whole_row(
 def test_planted_bugs_change_drafts_and_no_token(
     name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = find(name)
-    model, source = kind.make(tmp_path, 40)
-    drafted = watch(kind.drafter, monkeypatch)
-    with monkeypatch.context() as patch:
-        owner, function, make = kind.bugs[number]
-        patch.setattr(owner, function, make(getattr(owner, function)))
-        found = decode(Jacobi(window=4, drafts=source), model, temperature=0.0, n_rows=3)
-    assert share_right(kind, model, tmp_path, drafted) < 1
+    bug = KINDS[name].bugs[number]
+    share, found, model = draft_greedily(name, tmp_path, monkeypatch, bug)
+    assert share < 1
     plain = decode(mmaccel.Autoregressive(), model, temperature=0.0, n_rows=3)
     assert torch.equal(found.tokens, plain.tokens)
 

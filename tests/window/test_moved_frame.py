@@ -17,7 +17,7 @@ GRID = Grid(rows=ROWS, width=COLUMNS, vocab_size=VOCAB)
 FRAME = ROWS * COLUMNS
 
 
-def frontier(tokens: Tensor, width: int, layout: Layout | None = GRID) -> Frontier:
+def frontier(tokens: Tensor, width: int) -> Frontier:
     """Where `width` drafts follow the tokens `[B, n]` of a clip."""
     rows, n = tokens.shape
     token_buffer = torch.full((rows, ORIGIN + n + width), 0)
@@ -25,7 +25,7 @@ def frontier(tokens: Tensor, width: int, layout: Layout | None = GRID) -> Fronti
     token_buffer[:, ORIGIN : ORIGIN + n] = tokens
     slots = (n + torch.arange(width)).expand(rows, -1)
     filled = torch.full((rows,), ORIGIN + n)
-    return Frontier(token_buffer, ORIGIN, filled, slots, None, layout, VOCAB)
+    return Frontier(token_buffer, ORIGIN, filled, slots, None, GRID, VOCAB)
 
 
 def by_hand(clip: list[int], slot: int, filled: int) -> int | None:

@@ -81,9 +81,12 @@ def test_ends_of_the_uniforms() -> None:
     assert extremes[1] == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)  # -2.81
 
 
+OWN = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+
+
 @pytest.mark.parametrize("size", [1, 4, 5, 63])
 def test_a_larger_vocabulary_begins_the_same(size: int) -> None:
-    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+    noise, slots = OWN
     assert noise.gumbel(slots, size).shape == (2, 2, size)
     assert noise.gumbel(slots, size).equal(noise.gumbel(slots, 64)[..., :size])
 
@@ -105,7 +108,7 @@ def test_seed_item_slot_stream_and_step_all_matter() -> None:
 
 
 def test_greedy_needs_no_noise() -> None:
-    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+    noise, slots = OWN
     assert noise.frozen(slots, 7, 0.5).equal(noise.gumbel(slots, 7))
     assert noise.frozen(slots, 7, 0.0).equal(torch.zeros(2, 2, 1))
 

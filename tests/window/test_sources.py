@@ -27,7 +27,6 @@ def propose(source: str, frontier: Frontier) -> Drafts:
 def make_frontier(
     rows: list[list[int]],
     made: list[int],
-    width: int,
     *,
     layout: Layout | None = GRID,
     seen: int = 0,
@@ -37,13 +36,12 @@ def make_frontier(
     Args:
         rows: contents up to the first column nothing has filled.
         made: tokens generated so far; the window begins after them.
-        width: draft slots K.
         layout: of the slots.
         seen: 1 if a pass has left scores.
     """
     filled = [len(row) for row in rows]
     token_buffer = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
-    slots = torch.tensor([[m + k for k in range(width)] for m in made])
+    slots = torch.tensor([[m + k for k in range(WIDTH)] for m in made])
     scores = torch.arange(float(len(rows) * VOCAB)).reshape(-1, VOCAB) if seen else None
     return Frontier(token_buffer, ORIGIN, torch.tensor(filled), slots, scores, layout, VOCAB)
 
@@ -85,7 +83,7 @@ def continue_ngram(row: list[int], column: int) -> int:
 
 @pytest.mark.parametrize("source", ["left", "above", "previous-frame", "ngram"])
 def test_copying_sources(source: str) -> None:
-    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE))
     assert scores is None and tokens is not None and tokens.shape == (4, WIDTH)
     checked = 0
     for b, (row, made) in enumerate(zip(ROWS, MADE)):
@@ -109,7 +107,7 @@ def test_ngrams_of_many_random_lines() -> None:
         row = torch.randint(0, 3, (ORIGIN + n,), generator=generator)
         row[: int(pad)] = -1
         rows.append(row.tolist())
-    tokens, *_ = propose("ngram", make_frontier(rows, [9] * 300, WIDTH))
+    tokens, *_ = propose("ngram", make_frontier(rows, [9] * 300))
     assert tokens is not None
     for b, row in enumerate(rows):
         assert tokens[b].tolist() == [continue_ngram(row, c) for _, c in new_slots(9, row)]
@@ -143,7 +141,7 @@ def test_hierarchy_of_many_random_batches() -> None:
         rows = [torch.randint(0, 4, (ORIGIN + n,), generator=generator).tolist() for n in made]
         pad = int(torch.randint(0, 5, (1,), generator=generator))
         rows[1][:pad] = [-1] * pad
-        tokens, *_ = propose("hierarchy", make_frontier(rows, made, WIDTH))
+        tokens, *_ = propose("hierarchy", make_frontier(rows, made))
         assert tokens is not None
         for b, row in enumerate(rows):
             expected = [continue_in_hierarchy(rows, b, c) for _, c in new_slots(made[b], row)]
@@ -151,7 +149,7 @@ def test_hierarchy_of_many_random_batches() -> None:
 
 
 def test_neighbour_is_the_last_distribution() -> None:
-    tokens, scores, *_ = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
+    tokens, scores, *_ = propose("neighbour", make_frontier(ROWS, MADE, seen=1))
     assert tokens is None and scores is not None
     assert scores.tolist() == [[[4 * b + v for v in range(4)]] for b in range(4)]
 
@@ -159,18 +157,18 @@ def test_neighbour_is_the_last_distribution() -> None:
 @pytest.mark.parametrize("source", ["random", "neighbour"])
 def test_uniform_distribution(source: str) -> None:
     """Random drafts, and neighbours before any pass: uniform over what may stand there."""
-    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE))
     assert tokens is None and scores is not None
     assert scores.softmax(-1).expand(4, WIDTH, VOCAB).eq(0.25).all()
     masked = Grid(rows=2, width=2, vocab_size=VOCAB, tokens=(1, 3))
-    _, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH, layout=masked))
+    _, scores, *_ = propose(source, make_frontier(ROWS, MADE, layout=masked))
     assert scores is not None
     wanted = torch.tensor([0.0, 0.5, 0.5, 0.0]).expand(4, WIDTH, 4)
     assert scores.softmax(-1).expand(4, WIDTH, 4).equal(wanted)
 
 
 def test_nothing_is_drafted_that_no_slot_can_have() -> None:
-    plain = make_frontier(ROWS, MADE, WIDTH, layout=None)
+    plain = make_frontier(ROWS, MADE, layout=None)
     distribution = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores
     assert distribution is not None
     assert distribution.softmax(-1)[:, 0].tolist() == [[0.5, 0, 0.5, 0]] * len(ROWS)
