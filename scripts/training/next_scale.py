@@ -45,7 +45,7 @@ NETWORK: dict[str, Any] = dict(
 )  # fmt: skip
 PLANS = {
     "tokenizer": Plan(1780, 920, 48, rate_rest=1.6e-3, average=0, mixed=True),
-    "generator": Plan(3300, 1040, 32, mixed=True),
+    "generator": Plan(7600, 2600, 32, mixed=True),
 }
 _CONTINUOUS = 150  # steps without quantization
 _COMMIT = 0.1  # weight of what draws the encoder to the vectors
