@@ -89,6 +89,7 @@ def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
 
 def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
+    # numpy's pays for any number of rows, and depends on no run
     if weights.device.type == "cpu" and weights.dtype == torch.float32 and mode() == "auto":
         return truncation_numpy.sort_falling(weights)
     return weights.sort(dim=-1, descending=True, stable=True)

@@ -3,7 +3,7 @@
 Of every pass some slots are kept that were not accepted: the state that the pass computed (the
 stale one), and the neighbours that it saw. The states of accepted tokens are final: the large model
 computed them on the right tokens. What changes between the two is what a coarse model predicts.
-Rows of one token a pass have final states alone, and cost a fifth.
+Rows of one token a pass have final states alone, and are made in less than half the time.
 """
 
 from __future__ import annotations
@@ -228,9 +228,8 @@ class PassData:
         self.n_pairs = len(self._rows)
         is_validation = self._rows % _VALIDATION == 0
         has_next = self._slots + 1 < self._lengths[self._rows]
-        chosen = {True: is_validation, False: ~is_validation}
-        self._pools = {each: own.nonzero()[:, 0] for each, own in chosen.items()}
-        self._before = {each: (own & has_next).nonzero()[:, 0] for each, own in chosen.items()}
+        self._pools = {True: is_validation.nonzero()[:, 0], False: (~is_validation).nonzero()[:, 0]}
+        self._before = {each: pool[has_next[pool]] for each, pool in self._pools.items()}
         self._plain = torch.ones(self.n_rows).index_fill(0, self._rows, 0).nonzero()[:, 0]
         made = self._tokens[:, self._origin :].long()
         self.counts = made.flatten().bincount(minlength=n_ids + 1)[:n_ids]
@@ -250,6 +249,8 @@ class PassData:
         half of them, where there are such rows, of rows of one token a pass.
         """
         pool = self._before[is_validation]
+        if not len(pool):  # rows of one slot
+            pool = self._pools[is_validation]
         n_rows = 0 if is_validation else len(self._plain)
         n_plain = count // 2 if n_rows else 0
         plain = self._plain[torch.randint(max(n_rows, 1), (n_plain,), generator=rng)]

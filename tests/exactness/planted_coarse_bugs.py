@@ -91,7 +91,7 @@ def verify_other_drafts(patch: Patch) -> None:
     patch.setattr(CoarseDrafter, "correct", wrong)
 
 
-def record_uncorrected_law(patch: Patch) -> None:
+def record_uncorrected_distribution(patch: Patch) -> None:
     """The distribution of a draft is that before its correction."""
     correct = CoarseDrafter.correct
 
@@ -183,7 +183,8 @@ OF_DRAFTS = (
     leave_noise_out_of_new_slots, shift_columns, verify_other_drafts,
 )  # fmt: skip
 OF_LAWS = (
-    record_uncorrected_law, record_distribution_of_other_contexts, correct_law_of_kept_drafts,
+    record_uncorrected_distribution, record_distribution_of_other_contexts,
+    correct_law_of_kept_drafts,
     take_scores_of_another_row, choose_candidates_with_noise, forget_the_others,
 )  # fmt: skip
 OF_ROUNDS = (record_the_next_round,)  # laws, too; there is no bug where a sweep is complete

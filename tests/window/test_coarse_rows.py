@@ -20,7 +20,7 @@ from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_model import FOLDER
 from tests.exactness.bitwise_runs import GRID, OPTIONS, run
-from tests.exactness.planted_coarse_bugs import record_uncorrected_law
+from tests.exactness.planted_coarse_bugs import record_uncorrected_distribution
 from tests.fixtures.coarse import StateLanguage, strong_coarse
 
 Patch = pytest.MonkeyPatch
@@ -134,7 +134,7 @@ def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:
 
 BUGS = (
     take_the_slot_before, see_the_new_slots, take_the_slot_behind, leave_noise_out, draft_one_less,
-    record_uncorrected_law,
+    record_uncorrected_distribution,
 )  # fmt: skip
 
 
